@@ -55,6 +55,8 @@ std::uint64_t hash_text(std::uint64_t before, const std::string& text) {
 
 /// A whole file, of any size.
 Result<std::string> read_state_file(const fs::path& path) {
+  std::error_code none;
+  if (!fs::is_regular_file(path, none)) return input_error(path.string() + ": is no file");
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   std::string out;
   if (file) out.resize(static_cast<std::size_t>(file.tellg()));

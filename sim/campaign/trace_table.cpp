@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <deque>
 
 namespace foretrain {
@@ -41,6 +42,8 @@ struct Line {
 
 std::vector<Line> lines_of(std::string_view text) {
   std::vector<Line> out;
+  constexpr std::string_view kMark = "\xef\xbb\xbf";  // with which some programs begin a file
+  if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
   for (std::int64_t number = 1; !text.empty(); ++number) {
     const std::size_t end = text.find('\n');
     const std::string_view line = trimmed(text.substr(0, end));
@@ -54,10 +57,11 @@ std::vector<Line> lines_of(std::string_view text) {
 Json value_of(const std::string& cell) {
   std::int64_t whole = 0;
   const char* const end = cell.data() + cell.size();
-  if (std::from_chars(cell.data(), end, whole).ptr == end) return Json(whole);
+  const auto read_whole = std::from_chars(cell.data(), end, whole);
+  if (read_whole.ptr == end && read_whole.ec == std::errc()) return Json(whole);
   double number = 0;
   const auto read = std::from_chars(cell.data(), end, number);
-  if (read.ptr == end && read.ec == std::errc()) return Json(number);
+  if (read.ptr == end && read.ec == std::errc() && std::isfinite(number)) return Json(number);
   return Json(cell);
 }
 
@@ -85,6 +89,9 @@ Status check_columns(const Line& header, const std::string& source) {
   return input_error(where + "found columns without what a trace needs, " + accepted);
 }
 
+/// Each node that a cloud takes is a failure.
+constexpr std::int64_t kMostNodes = 1 << 20;
+
 /// A moment, and how many nodes live from then on.
 struct Living {
   double at_s = 0;
@@ -98,7 +105,7 @@ Result<Living> living_of(const Line& line, const Json& row, const std::string& s
   reader.require("at_s", "seconds from the campaign's begin");
   reader.read("at_s", out.at_s, JsonReader::Range{0, 1e9});
   reader.require("live", "nodes that live from then on");
-  reader.read("live", out.nodes, JsonReader::IntRange{0, 1 << 30});
+  reader.read("live", out.nodes, JsonReader::IntRange{0, kMostNodes});
   if (!reader.failed() && out.at_s < before_s) {
     reader.fail("at_s", "found " + describe(Json(out.at_s)) + ", which is before the " +
                             describe(Json(before_s)) +

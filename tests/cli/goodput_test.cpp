@@ -258,6 +258,10 @@ TEST(Goodput, TellsWhatIsWrongInATable) {
       {"at_s,nodes\n5,1\n", "failures.csv, line 1: found columns without what a trace needs"},
       {"at_s,component,nodes\n5,gpu,99\n", "failures.csv, line 2: /nodes: found 99"},
       {"at_s,live\n0,4\n5,-1\n", "failures.csv, line 3: /live: found -1"},
+      {"at_s,live\n0,4\n5,99999999999\n", "failures.csv, line 3: /live: found 99999999999"},
+      {"at_s,component\nnan,gpu\n", "failures.csv, line 2: /at_s: found \"nan\""},
+      {"at_s,component,repair_s\n1,gpu,99999999999999999999\n",
+       "failures.csv, line 2: /repair_s: found 1e+20"},
       {"at_s,live\n9,4\n5,3\n", "failures.csv, line 3: /at_s: found 5.0, which is before the 9.0"},
       {"# nothing\n", "failures.csv: found no line of a table"}};
   for (const auto& [content, message] : cases) {

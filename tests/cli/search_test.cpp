@@ -291,7 +291,7 @@ TEST(Search, TunesStagesAsWellAsBruteForce) {
     Json run = small_run(8, 2, gib, false);
     run.set("parallel", parse_json(R"({"tensor":1,"pipeline":2})", "parallel").value());
     SearchOptions options;
-    options.space.over = {"recompute"};
+    options.space.over = {"recompute", "pipeline_stages"};
     options.budget_s = 1e6;
     const Result<SearchResult> found = search_plans(run, "small", options, {});
     ASSERT_TRUE(found.ok()) << found.error().message;
@@ -310,6 +310,55 @@ TEST(Search, TunesStagesAsWellAsBruteForce) {
     const double of_all = best_of_all_stages(cases.value().front(), run, 8);
     EXPECT_LE(best.iteration_time_s, 1.002 * of_all) << gib;
     EXPECT_GE(best.iteration_time_s, 0.999999 * of_all) << gib;
+  }
+}
+
+// Where no plan fits with all stages alike, one may whose stages do what each needs.
+TEST(Search, TunesStagesOfPlansThatDoNotFitEvenly) {
+  Json run = small_run(8, 2, 9, false);
+  run.set("parallel", parse_json(R"({"tensor":1,"pipeline":2})", "parallel").value());
+  run.set("recompute", parse_json(R"({"modules":["layer"],"layers":0})", "recompute").value());
+  run.set("pipeline_stages", parse_json(R"([{"recompute":"full"},{}])", "stages").value());
+  SearchOptions options;
+  options.space.over = {"pipeline_stages"};
+  options.budget_s = 1e6;
+  const Result<SearchResult> found = search_plans(run, "small", options, {});
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  ASSERT_FALSE(found.value().plans.empty());
+  const FoundPlan& best = found.value().plans.front();
+  EXPECT_TRUE(best.memory.within(1));
+  EXPECT_LE(best.objective, found.value().own->objective);
+  for (const FoundPlan& plan : found.value().plans) {
+    ASSERT_FALSE(plan.changes.empty());  // the RUN's own stages are not the search's
+    EXPECT_EQ(plan.changes.back().first, "pipeline_stages");
+  }
+}
+
+// Tuning changes no key that the RUN states and nobody frees, nor one that is fixed.
+TEST(Search, TuningLeavesWhatStays) {
+  Json run = small_run(8, 2, 10, false);
+  run.set("parallel",
+          parse_json(R"({"tensor":1,"pipeline":2,"virtual_pipeline":2})", "parallel").value());
+  SearchOptions options;
+  options.space.over = {"recompute"};
+  options.budget_s = 1e6;
+  const Result<SearchResult> chunks = search_plans(run, "small", options, {});
+  ASSERT_TRUE(chunks.ok()) << chunks.error().message;
+  ASSERT_FALSE(chunks.value().plans.empty());
+  for (const FoundPlan& plan : chunks.value().plans) {
+    EXPECT_EQ(*value_of_key(plan.run, "parallel.virtual_pipeline"), Json(2));
+    const Json* stages = plan.run.find("pipeline_stages");
+    if (stages == nullptr) continue;
+    EXPECT_EQ((*stages->array())[0].find("layers"), nullptr);
+  }
+  run.set("recompute", "full");
+  options.space.over = {"offload"};
+  const Result<SearchResult> offload = search_plans(run, "small", options, {});
+  ASSERT_TRUE(offload.ok()) << offload.error().message;
+  for (const FoundPlan& plan : offload.value().plans) {
+    const Json* stages = plan.run.find("pipeline_stages");
+    if (stages == nullptr) continue;
+    EXPECT_EQ((*stages->array())[0].find("recompute"), nullptr);
   }
 }
 

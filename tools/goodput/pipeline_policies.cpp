@@ -151,6 +151,11 @@ Status check_redundant(const Run& run) {
                                  std::to_string(plan.chunks_of_stage()) +
                                  "; expected parallel.virtual_pipeline 1 and schedule 1f1b");
   }
+  if (plan.schedule != Schedule::k1F1B) {
+    return policy_error(run,
+                        "redundant fills the bubbles of 1F1B, and the run has another schedule; "
+                        "expected schedule 1f1b");
+  }
   if (one_stage_a_node(run)) return ok_status();
   return policy_error(run,
                       "redundant survives a node that holds one stage, and here a node holds "

@@ -79,6 +79,9 @@ void note_layout(Run& run) {
   if (layers % chunks == 0 || (layers + 2) % chunks == 0) return;
   const Json* stated = value_at(run.resolved, "/parallel/pipeline_layout");
   if (stated != nullptr && stated->array() != nullptr && !stated->array()->empty()) return;
+  const Json* stages = value_at(run.resolved, "/pipeline_stages");
+  const bool listed = stages != nullptr && stages->array() != nullptr && !stages->array()->empty();
+  if (listed && stages->array()->front().find("layers") != nullptr) return;
   run.notes.push_back(std::to_string(layers) + " layers do not divide by " +
                       std::to_string(chunks) +
                       " chunks (parallel.pipeline x parallel.virtual_pipeline): the shorter chunks "

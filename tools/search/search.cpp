@@ -316,18 +316,21 @@ void count_wins(const std::vector<SearchCase>& cases, const Evaluator& evaluator
 /// Makes more of plans that were found: stages of their own.
 class PlanTuner {
  public:
-  PlanTuner(const std::vector<SearchCase>& cases, const Evaluator& evaluator,
-            std::function<bool()> may_go_on)
-      : x_cases(cases), x_evaluator(evaluator), x_may_go_on(std::move(may_go_on)) {}
+  PlanTuner(const std::vector<SearchCase>& cases, const SpaceOptions& options,
+            const Evaluator& evaluator, std::function<bool()> may_go_on)
+      : x_cases(cases),
+        x_options(options),
+        x_evaluator(evaluator),
+        x_may_go_on(std::move(may_go_on)) {}
 
   /// The plan with one chunk a stage, and with everything computed again where that is searched:
   /// its stages find what they need.
   std::optional<FoundPlan> with_one_chunk(const FoundPlan& plan) const {
     const char* const key = "parallel.virtual_pipeline";
     const Json* chunks = value_of_key(plan.run, key);
-    if (chunks == nullptr || *chunks == Json(1)) return {};
+    if (chunks == nullptr || *chunks == Json(1) || !tries(plan, key, Json(1))) return {};
     std::vector<std::pair<std::string, Json>> changes = {{key, Json(1)}};
-    if (searches_recompute(plan)) changes.emplace_back("recompute", Json("full"));
+    if (tries(plan, "recompute", Json("full"))) changes.emplace_back("recompute", Json("full"));
     return changed(plan, changes);
   }
 
@@ -343,8 +346,7 @@ class PlanTuner {
       if (!best || objective < best->objective) best = std::move(one);
       return objective;
     };
-    tune_stages(even.value(), plan.memory, plan.objective, searches_recompute(plan),
-                {ask, x_may_go_on});
+    tune_stages(even.value(), plan.memory, plan.objective, keys_of(plan), {ask, x_may_go_on});
     if (best && best->objective >= plan.objective) best.reset();
     return best;
   }
@@ -371,13 +373,36 @@ class PlanTuner {
     return std::move(outcome.found);
   }
 
-  bool searches_recompute(const FoundPlan& plan) const {
-    const std::vector<Dimension>& all = case_of(plan).space.dimensions();
-    return std::any_of(all.begin(), all.end(),
-                       [](const Dimension& one) { return one.key == "recompute"; });
+  /// Whether the search tries this value of a key: what is stated, fixed or out of range stays.
+  bool tries(const FoundPlan& plan, const std::string& key, const Json& value) const {
+    for (const Dimension& one : case_of(plan).space.dimensions()) {
+      if (one.key != key) continue;
+      return std::find(one.values.begin(), one.values.end(), value) != one.values.end();
+    }
+    return false;
+  }
+
+  /// What is searched, and with `pipeline_stages` freed by name all that is not fixed.
+  TunedKeys keys_of(const FoundPlan& plan) const {
+    const bool named = names_stages(x_options);
+    const auto may = [&](const std::string& key) {
+      const auto& fixed = x_options.fixed;
+      if (std::find(fixed.begin(), fixed.end(), key) != fixed.end()) return false;
+      const std::vector<Dimension>& all = case_of(plan).space.dimensions();
+      return named || std::any_of(all.begin(), all.end(),
+                                  [&key](const Dimension& one) { return one.key == key; });
+    };
+    TunedKeys out;
+    out.recompute = may("recompute");
+    out.adds_recompute = out.recompute && (named || tries(plan, "recompute", Json("full")));
+    out.activations = may("offload.activation_layers");
+    out.states = may("offload.optimizer");
+    out.layers = named && may("parallel.pipeline_layout");
+    return out;
   }
 
   const std::vector<SearchCase>& x_cases;
+  const SpaceOptions& x_options;
   const Evaluator& x_evaluator;
   std::function<bool()> x_may_go_on;
 };
@@ -627,27 +652,28 @@ class Searcher {
     });
   }
 
-  /// The plan of those that comes nearest to the device's memory.
-  void find_nearest() {
+  /// The plans that lack least memory, with what they take.
+  std::vector<FoundPlan> nearest_plans() {
     sort_large();
+    std::vector<FoundPlan> out;
     for (const auto& [least, item] : x_failures.large) {
       const SearchCase& of = x_cases[item.of_case];
       const Point point = of.space.at(item.plan);
       const Result<Run> run = of.resolve(of.space.run_of(point));
       if (!run.ok()) continue;
       Outcome one = x_evaluator.simulate(of, run.value(), true);
-      if (one.found) Evaluator::describe_plan(of, point, *one.found);
-      const bool nearer = one.found && (!x_out.nearest || one.found->memory.peak_gib <
-                                                              x_out.nearest->memory.peak_gib);
-      if (nearer) x_out.nearest = std::move(one.found);
+      if (!one.found) continue;
+      Evaluator::describe_plan(of, point, *one.found);
+      out.push_back(std::move(*one.found));
     }
+    return out;
   }
 
   /// From the best plans, and what they are with one chunk a stage, those in which each stage does
   /// what it needs. They stand beside the plans that the certificate counts.
   void tune_best() {
     constexpr std::size_t kTuned = 8;
-    const PlanTuner tuner(x_cases, x_evaluator, [this] {
+    const PlanTuner tuner(x_cases, x_options.space, x_evaluator, [this] {
       constexpr double kSpent = 0.9;
       return !stop_asked() && seconds() < kSpent * x_options.budget_s;
     });
@@ -658,11 +684,23 @@ class Searcher {
         starts.push_back(std::move(*one));
       }
     }
+    // What lacks least memory may fit when each stage does what it needs.
+    if (x_out.plans.size() < kTuned) {
+      for (FoundPlan& one : nearest_plans()) {
+        one.objective = kNoLimit;
+        starts.push_back(std::move(one));
+      }
+    }
     std::vector<std::optional<FoundPlan>> tuned(starts.size());
     const auto tune = [&](std::size_t i) { tuned[i] = tuner.tuned_plan(starts[i]); };
     in_parallel(starts.size(), tune, x_options.threads);
     for (std::optional<FoundPlan>& plan : tuned) {
-      const auto same = [&plan](const FoundPlan& one) { return one.run == plan->run; };
+      // Recomputation that every stage overrides makes no other plan.
+      const auto same = [&plan](const FoundPlan& one) {
+        const Json* stages = one.run.find(kStagesKey);
+        return stages != nullptr && *stages == *plan->run.find(kStagesKey) &&
+               one.objective == plan->objective && one.memory.peak_gib == plan->memory.peak_gib;
+      };
       if (!plan || std::any_of(x_out.plans.begin(), x_out.plans.end(), same)) continue;
       x_out.plans.push_back(std::move(*plan));
     }
@@ -686,7 +724,10 @@ class Searcher {
       tune_best();
       std::stable_sort(x_out.plans.begin(), x_out.plans.end(), is_better);
     }
-    if (x_out.plans.empty()) find_nearest();
+    for (FoundPlan& one : x_out.plans.empty() ? nearest_plans() : std::vector<FoundPlan>()) {
+      const bool nearer = !x_out.nearest || one.memory.peak_gib < x_out.nearest->memory.peak_gib;
+      if (nearer) x_out.nearest = std::move(one);
+    }
     // With what each part of a step takes a plan costs as much again.
     constexpr std::size_t kCompared = 10;
     const std::size_t most = x_clock.room_for(kCompared, 1, 2);

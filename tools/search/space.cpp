@@ -210,10 +210,13 @@ std::int64_t& member(Degrees& degrees, std::size_t index) {
 
 }  // namespace
 
+bool names_stages(const SpaceOptions& options) {
+  return contains(options.free, kStagesKey) || contains(options.over, kStagesKey);
+}
+
 bool tunes_stages(const SpaceOptions& options) {
-  const auto named = [](const std::vector<std::string>& all) { return contains(all, kStagesKey); };
-  if (named(options.fixed)) return false;
-  return named(options.free) || named(options.over) || contains(options.over, "recompute") ||
+  if (contains(options.fixed, kStagesKey)) return false;
+  return names_stages(options) || contains(options.over, "recompute") ||
          contains(options.over, "offload");
 }
 
@@ -255,7 +258,8 @@ Result<Space> Space::of(Json run, const Run& seed, std::int64_t global_batch,
   out.x_accelerators = seed.cluster.accelerators;
   out.x_global_batch = global_batch;
   // What the search works out is not what the RUN says.
-  if (contains(options.free, kStagesKey)) run.erase(kStagesKey);
+  out.x_drops_stages = names_stages(options) && run.find(kStagesKey) != nullptr;
+  if (out.x_drops_stages) run.erase(kStagesKey);
   out.x_run = std::move(run);
   set_key(out.x_run, "batch.global", Json(global_batch));
   FT_TRY(out.enumerate(seed));
@@ -377,6 +381,7 @@ std::vector<std::pair<std::string, Json>> Space::changes(Point point) const {
     const Dimension& dimension = x_dimensions[d];
     if (point[d] != dimension.usual) out.emplace_back(dimension.key, dimension.values[point[d]]);
   }
+  if (x_drops_stages) out.emplace_back(kStagesKey, Json());
   return out;
 }
 

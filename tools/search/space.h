@@ -77,11 +77,14 @@ class Space {
   std::int64_t x_accelerators = 1, x_global_batch = 1;
   std::vector<Dimension> x_dimensions;  ///< those of Degrees first
   std::vector<std::uint8_t> x_points;
+  bool x_drops_stages = false;  ///< the RUN's own stages, which the search works out
 };
 
 /// The key of what each stage does otherwise, and whether the search works it out.
 inline constexpr const char* kStagesKey = "pipeline_stages";
 bool tunes_stages(const SpaceOptions& options);
+/// Whether a user names the key itself, not only what it is about.
+bool names_stages(const SpaceOptions& options);
 
 /// What stands at "section.key" of a RUN; null if nothing.
 const Json* value_of_key(const Json& run, const std::string& key);

@@ -37,11 +37,15 @@ bool has_own_stages(const Plan& plan) {
 
 class StageTuner {
  public:
-  StageTuner(const Run& run, bool recomputes)
-      : x_run(run), x_plan(of_few_microbatches(run.plan)), x_adds(!x_plan.recompute.any()) {
-    if (x_adds && recomputes) x_plan.recompute.layer = true;
-    x_again = x_plan.recompute.any();
-    x_states = x_plan.updates_on_host() && x_plan.by_units();
+  StageTuner(const Run& run, const TunedKeys& keys)
+      : x_run(run),
+        x_plan(of_few_microbatches(run.plan)),
+        x_keys(keys),
+        x_adds(!x_plan.recompute.any()) {
+    if (x_adds && keys.adds_recompute) x_plan.recompute.layer = true;
+    x_again = x_plan.recompute.any() && (x_adds || keys.recompute);
+    x_moves = keys.activations && x_plan.offload.activation_layers > 0;
+    x_states = keys.states && x_plan.updates_on_host() && x_plan.by_units();
   }
 
   /// The plan's own stages, which all do the same.
@@ -72,7 +76,7 @@ class StageTuner {
     plan.stages.assign(stages.size(), StageChoice{});
     StageChoice& own = plan.stages[stage];
     if (x_again) own.recompute_layers = stages[stage].again;
-    own.activation_layers = stages[stage].activations;
+    if (x_moves) own.activation_layers = stages[stage].activations;
     if (x_states) own.device_share = 1 - moved_share(stages[stage]);
     const Program program = write_stage(x_run.model, plan, static_cast<std::int64_t>(stage));
     return static_cast<double>(memory_peak(program).bytes) / kGiB;
@@ -82,7 +86,7 @@ class StageTuner {
   void lighten(Stages& stages, std::size_t stage, double limit) const {
     OfStage& own = stages[stage];
     own.again = x_again ? own.layers : 0;
-    if (x_plan.offload.activation_layers > 0) own.activations = own.layers;
+    if (x_moves) own.activations = own.layers;
     if (x_states) own.states = own.layers;
     for (std::int64_t OfStage::*const of : kBurdens) {
       std::int64_t low = 0;
@@ -132,7 +136,7 @@ class StageTuner {
   }
 
   bool moves_layers() const {
-    return x_plan.chunks() == x_plan.pipeline && !x_plan.shares_vocabulary() &&
+    return x_keys.layers && x_plan.chunks() == x_plan.pipeline && !x_plan.shares_vocabulary() &&
            x_plan.partition == Partition::kLayers &&
            value_of_key(x_run.resolved, "parallel.pipeline_layout") == nullptr;
   }
@@ -145,7 +149,7 @@ class StageTuner {
       if (x_again && (!x_adds || own.again > 0)) one.set("recompute", own.again);
       Json offload{Json::Object{}};
       if (x_states) offload.set("optimizer", moved_share(own));
-      if (x_plan.offload.activation_layers > 0) offload.set("activations", own.activations);
+      if (x_moves) offload.set("activations", own.activations);
       if (!offload.object()->empty()) one.set("offload", std::move(offload));
       out.push_back(std::move(one));
     }
@@ -160,8 +164,9 @@ class StageTuner {
 
   const Run& x_run;
   Plan x_plan;
+  TunedKeys x_keys;
   bool x_adds;  ///< the plan itself computes nothing again
-  bool x_again = false, x_states = false;
+  bool x_again = false, x_moves = false, x_states = false;
   LayerWeights x_times;
   std::int64_t x_again_time = 0;
 };
@@ -236,10 +241,10 @@ class Climb {
 
 }  // namespace
 
-void tune_stages(const Run& run, const MemoryReport& memory, double objective, bool recomputes,
-                 const AskStages& ask) {
+void tune_stages(const Run& run, const MemoryReport& memory, double objective,
+                 const TunedKeys& keys, const AskStages& ask) {
   if (!has_own_stages(run.plan)) return;
-  StageTuner tuner(run, recomputes);
+  StageTuner tuner(run, keys);
   Stages stages = tuner.even();
   double fullest = 0;
   for (std::size_t s = 0; s < stages.size(); ++s) {

@@ -15,6 +15,13 @@
 
 namespace foretrain {
 
+/// What stages may do otherwise than the plan.
+struct TunedKeys {
+  bool recompute = false, activations = false, states = false;  ///< what a plan has already
+  bool adds_recompute = false;  ///< also where it computes nothing again
+  bool layers = false;
+};
+
 /// Objective of the plan with this value of `pipeline_stages`, the less the better; nothing where
 /// it does not fit or is excluded. Who answers keeps the best.
 struct AskStages {
@@ -22,12 +29,11 @@ struct AskStages {
   std::function<bool()> may_go_on;  ///< whether there is time for more
 };
 
-/// Asks about stages of a plan that fits, takes `memory` and is as good as `objective`, at most
-/// some sixty times: each question comes from the best answer before it. With `recomputes` stages
-/// of a plan that computes nothing again may have to. Asks nothing of plans whose stages have no
-/// layers of their own: one stage, two pipelines over the same stages, layers in blocks or by
-/// period.
-void tune_stages(const Run& run, const MemoryReport& memory, double objective, bool recomputes,
-                 const AskStages& ask);
+/// Asks about stages of a plan that takes `memory` and is as good as `objective`, at most some
+/// sixty times: each question comes from the best answer before it. The objective of a plan that
+/// does not fit has no bound. Asks nothing of plans whose stages have no layers of their own: one
+/// stage, two pipelines over the same stages, layers in blocks or by period.
+void tune_stages(const Run& run, const MemoryReport& memory, double objective,
+                 const TunedKeys& keys, const AskStages& ask);
 
 }  // namespace foretrain

@@ -1,6 +1,7 @@
 #include "models/plan/layout/plan_stages.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "models/plan/plan_reading.h"
 #include "models/plan/plan_recompute.h"
@@ -32,9 +33,9 @@ void read_recompute(JsonReader& item, StageChoice& out) {
     out.recompute_layers = 0;
   } else if (*json == Json("full")) {
     out.recompute_layers = -1;
-  } else if (const auto* layers = std::get_if<std::int64_t>(&json->value);
-             layers != nullptr && *layers >= 0 && *layers <= kMostLayers) {
-    out.recompute_layers = *layers;
+  } else if (const double layers = json->is_number() ? json->number() : -1;
+             layers >= 0 && layers <= kMostLayers && layers == std::floor(layers)) {
+    out.recompute_layers = static_cast<std::int64_t>(layers);
   } else {
     item.fail("recompute", "found " + describe(*json) +
                                ", expected a number of layers of the stage, \"none\" or \"full\"");
@@ -129,10 +130,20 @@ void take_defaults(Plan& plan) {
   if (!plan.recompute.any()) {  // none is what all do
     for (StageChoice& one : plan.stages) one.recompute_layers.reset();
   }
-  const bool leaves = any([](const StageChoice& one) { return one.device_share.value_or(1) < 1; });
-  if (leaves && plan.offload.optimizer == Memory::kDevice) {
-    plan.offload.optimizer = Memory::kHost;
-    plan.offload.device_share = 1;
+  if (plan.offload.optimizer == Memory::kDevice) {
+    const bool leaves =
+        any([](const StageChoice& one) { return one.device_share.value_or(1) < 1; });
+    if (leaves) plan.offload.optimizer = Memory::kHost;
+    for (StageChoice& one : plan.stages) {
+      if (!leaves) one.device_share.reset();  // stays on the device, as all does
+      if (leaves && !one.device_share) one.device_share = 1;
+    }
+  }
+  // One share for all is the plan's.
+  const std::optional<double> share = plan.stages.front().device_share;
+  if (share && !any([&share](const StageChoice& one) { return one.device_share != share; })) {
+    plan.offload.device_share = *share;
+    for (StageChoice& one : plan.stages) one.device_share.reset();
   }
 }
 
