@@ -5,6 +5,7 @@
 #include "models/units/units.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "models/layers/kernel_forms.h"
@@ -414,6 +415,17 @@ void weight_gradients(Stage& stage, Chunk& chunk, TaskId id) {
 
 namespace {
 
+/// The plan as a stage follows it: the plan itself where all do the same, for its lists of passes
+/// may be long.
+struct OwnPlan {
+  OwnPlan(const Plan& all, std::int64_t stage)
+      : changed(all.stages.empty() ? std::nullopt : std::optional(plan_of_stage(all, stage))),
+        plan(changed ? *changed : all) {}
+
+  std::optional<Plan> changed;
+  const Plan& plan;
+};
+
 Stage new_stage(const Model& model, const Plan& plan, std::int64_t number) {
   Stage stage{model, plan, number, ProgramBuilder("stage " + std::to_string(number))};
   stage.builder.stream(kComputeStream);  // stream 0
@@ -424,21 +436,21 @@ Stage new_stage(const Model& model, const Plan& plan, std::int64_t number) {
 }  // namespace
 
 Program write_stage(const Model& model, const Plan& plan, std::int64_t number) {
-  const Plan own = plan_of_stage(plan, number);
-  Stage stage = new_stage(model, own, number);
+  const OwnPlan own(plan, number);
+  Stage stage = new_stage(model, own.plan, number);
   stage.step = lowered_step(context(stage));
   stage.values.done.resize(stage.step.made());
   for (const TaskId id : stage.step.order()) emit(stage, id);
   stage.builder.batch(batch(stage));
   Program program = std::move(stage.builder).build();
-  form_kernels(own, program);
+  form_kernels(own.plan, program);
   return program;
 }
 
 StageStep step_of(const Model& model, const Plan& plan, std::int64_t number,
                   const std::string& until, bool verified) {
-  const Plan own = plan_of_stage(plan, number);
-  Stage stage = new_stage(model, own, number);
+  const OwnPlan own(plan, number);
+  Stage stage = new_stage(model, own.plan, number);
   return lowered_step(context(stage), until, verified);
 }
 
