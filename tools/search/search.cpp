@@ -657,6 +657,7 @@ class Searcher {
     sort_large();
     std::vector<FoundPlan> out;
     for (const auto& [least, item] : x_failures.large) {
+      if (!out.empty() && seconds() > x_options.budget_s) break;
       const SearchCase& of = x_cases[item.of_case];
       const Point point = of.space.at(item.plan);
       const Result<Run> run = of.resolve(of.space.run_of(point));
@@ -685,7 +686,7 @@ class Searcher {
       }
     }
     // What lacks least memory may fit when each stage does what it needs.
-    if (x_out.plans.size() < kTuned) {
+    if (x_out.plans.size() < kTuned && seconds() < x_options.budget_s) {
       for (FoundPlan& one : nearest_plans()) {
         one.objective = kNoLimit;
         starts.push_back(std::move(one));
