@@ -62,7 +62,7 @@ using Ends = std::vector<std::vector<double>>;
 
 class Pipeline {
  public:
-  Pipeline(const std::vector<StagePass>& stages, std::size_t microbatches, bool redundant)
+  Pipeline(const std::vector<NodePasses>& stages, std::size_t microbatches, bool redundant)
       : x_stages(stages),
         x_forward(stages.size(), std::vector<double>(microbatches, kNever)),
         x_backward(x_forward) {
@@ -115,25 +115,25 @@ class Pipeline {
     return true;
   }
 
-  const std::vector<StagePass>& x_stages;
+  const std::vector<NodePasses>& x_stages;
   std::vector<Node> x_nodes;
   Ends x_forward, x_backward;
 };
 
 }  // namespace
 
-double pipeline_step(const std::vector<StagePass>& stages, std::int64_t microbatches,
+double pipeline_step(const std::vector<NodePasses>& stages, std::int64_t microbatches,
                      bool redundant) {
   return Pipeline(stages, static_cast<std::size_t>(microbatches), redundant).run();
 }
 
-double merged_step(const std::vector<StagePass>& stages, std::int64_t microbatches) {
+double merged_step(const std::vector<NodePasses>& stages, std::int64_t microbatches) {
   double out = 0;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     // The last node stands in for the first stage as well; the pipeline then ends where it begins,
     // which is taken as if the stages were neighbours.
     const std::size_t before = s == 0 ? stages.size() - 1 : s - 1;
-    std::vector<StagePass> left = stages;
+    std::vector<NodePasses> left = stages;
     left[before].forward_s += stages[s].forward_s;
     left[before].backward_s += stages[s].backward_s;
     left.erase(left.begin() + static_cast<std::ptrdiff_t>(s));

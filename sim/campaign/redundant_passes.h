@@ -8,7 +8,7 @@
 namespace foretrain {
 
 /// Of one microbatch on one stage.
-struct StagePass {
+struct NodePasses {
   double forward_s = 0, backward_s = 0;
 };
 
@@ -16,10 +16,10 @@ struct StagePass {
 /// `redundant` a node fills the time in which it waits with forward passes of the next stage, the
 /// last node with those of the first, in pieces as small as it takes; each is done before the
 /// node's own backward pass of that microbatch, which waits for what is left of it.
-double pipeline_step(const std::vector<StagePass>& stages, std::int64_t microbatches,
+double pipeline_step(const std::vector<NodePasses>& stages, std::int64_t microbatches,
                      bool redundant);
 
 /// The same where the node before a stage does that stage's passes too: the worst of all stages.
-double merged_step(const std::vector<StagePass>& stages, std::int64_t microbatches);
+double merged_step(const std::vector<NodePasses>& stages, std::int64_t microbatches);
 
 }  // namespace foretrain

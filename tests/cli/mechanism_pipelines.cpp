@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t kPipelineStages = 2, kPipelineLayers = 4;
 
-void add_pass(Lines& out, const PipelineStage& at, const StagePass& pass) {
+void add_pass(Lines& out, const PipelineStage& at, const ListedPass& pass) {
   const std::string of = " of " + std::to_string(pass.microbatch);
   const std::string way = pass.forward ? "forward" : "backward";
   const std::string what = pass.forward ? "activations" : "gradients";
@@ -68,17 +68,17 @@ Lines streams_in(Lines lines) {
   return lines;
 }
 
-std::vector<StagePass> one_forward_one_backward(const PipelineStage& stage) {
+std::vector<ListedPass> one_forward_one_backward(const PipelineStage& stage) {
   const std::int64_t v = stage.chunks, total = stage.microbatches * v;
   const std::int64_t behind = kPipelineStages - stage.stage - 1;
   const std::int64_t warm_up =
       std::min(total, v > 1 ? 2 * behind + (v - 1) * kPipelineStages : behind);
   const auto at = [&](std::int64_t i, bool forward) {
     const std::int64_t chunk = i / kPipelineStages % v;
-    return StagePass{forward, forward ? chunk : v - 1 - chunk,
-                     i / (kPipelineStages * v) * kPipelineStages + i % kPipelineStages};
+    return ListedPass{forward, forward ? chunk : v - 1 - chunk,
+                      i / (kPipelineStages * v) * kPipelineStages + i % kPipelineStages};
   };
-  std::vector<StagePass> out;
+  std::vector<ListedPass> out;
   for (std::int64_t i = 0; i < total + warm_up; ++i) {
     if (i < total) out.push_back(at(i, true));
     if (i >= warm_up) out.push_back(at(i - warm_up, false));
@@ -86,9 +86,9 @@ std::vector<StagePass> one_forward_one_backward(const PipelineStage& stage) {
   return out;
 }
 
-Lines lines_of(const PipelineStage& stage, const std::vector<StagePass>& passes) {
+Lines lines_of(const PipelineStage& stage, const std::vector<ListedPass>& passes) {
   Lines out;
-  for (const StagePass& pass : passes) add_pass(out, stage, pass);
+  for (const ListedPass& pass : passes) add_pass(out, stage, pass);
   return out;
 }
 

@@ -38,17 +38,17 @@ struct PipelineStage {
 };
 
 /// A pass of a microbatch through a chunk of the stage.
-struct StagePass {
+struct ListedPass {
   bool forward = true;
   std::int64_t chunk = 0, microbatch = 0;
 };
 
 /// Warm-up, one forward and one backward pass by turns, the rest; several chunks take turns after
 /// as many microbatches as there are stages.
-std::vector<StagePass> one_forward_one_backward(const PipelineStage& stage);
+std::vector<ListedPass> one_forward_one_backward(const PipelineStage& stage);
 
 /// The passes with what stands at the ends of the model and what is sent and received.
-Lines lines_of(const PipelineStage& stage, const std::vector<StagePass>& passes);
+Lines lines_of(const PipelineStage& stage, const std::vector<ListedPass>& passes);
 
 /// Of a pipelined story: passes and messages in order, without sizes and what they wait for.
 Lines passes_of(const Lines& story);

@@ -264,7 +264,7 @@ TEST(Mechanisms, OfGPipe) {
   for (std::int64_t at = 0; at < 2; ++at) {
     const Program& program = workload.programs[static_cast<std::size_t>(at)];
     const PipelineStage stage{.stage = at, .again = true};
-    std::vector<StagePass> passes;
+    std::vector<ListedPass> passes;
     for (std::int64_t m = 0; m < 4; ++m) passes.push_back({.microbatch = m});
     for (std::int64_t m = 3; m >= 0; --m) passes.push_back({.forward = false, .microbatch = m});
     const Lines story = Story(program, true).lines;

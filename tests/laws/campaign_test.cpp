@@ -557,7 +557,7 @@ TEST(RedundantPasses, OfEqualStagesHaveFewBubblesToHideIn) {
   // or fewer where a node before it has less time.
   for (const auto& [stages, hidden] : {std::pair(2, 1), std::pair(3, 2), std::pair(8, 3)}) {
     for (const int microbatches : {8, 32}) {
-      const std::vector<StagePass> equal(static_cast<std::size_t>(stages), {1, 2});
+      const std::vector<NodePasses> equal(static_cast<std::size_t>(stages), {1, 2});
       const double plain = pipeline_step(equal, microbatches, false);
       EXPECT_NEAR(plain, 3.0 * (microbatches + stages - 1), 1e-9);
       EXPECT_NEAR(pipeline_step(equal, microbatches, true), plain + microbatches - hidden, 1e-9)
@@ -569,13 +569,13 @@ TEST(RedundantPasses, OfEqualStagesHaveFewBubblesToHideIn) {
 
 TEST(RedundantPasses, BubblesOfLightStagesHideThem) {
   // The first stage sets the pace; the others wait as long as a redundant pass takes, or longer.
-  const std::vector<StagePass> light = {{2, 4}, {0.5, 1}, {0.5, 1}};
+  const std::vector<NodePasses> light = {{2, 4}, {0.5, 1}, {0.5, 1}};
   const double plain = pipeline_step(light, 24, false);
   EXPECT_NEAR(pipeline_step(light, 24, true) / plain, 1 + 0.5 / 6, 0.02);  // its own, of the next
   // Never shorter than without, never longer than if bubbles hid none.
   Rng rng(6);
   for (int draw = 0; draw < 200; ++draw) {
-    std::vector<StagePass> stages;
+    std::vector<NodePasses> stages;
     double most = 0;
     for (std::int64_t s = 2 + rng.below(6); s > 0; --s) {
       stages.push_back({0.5 + rng.uniform(), 1 + 2 * rng.uniform()});

@@ -98,7 +98,7 @@ double covered_s(std::vector<std::pair<Time, Time>> intervals) {
 }
 
 /// Passes of a stage: the median of its microbatches.
-StagePass pass_of(const Timeline& timeline, std::int32_t track) {
+NodePasses pass_of(const Timeline& timeline, std::int32_t track) {
   using Intervals = std::vector<std::pair<Time, Time>>;
   std::map<std::int32_t, std::array<Intervals, 2>> of_microbatch;
   for (const Span& span : timeline.spans) {
@@ -122,7 +122,7 @@ StagePass pass_of(const Timeline& timeline, std::int32_t track) {
 }
 
 /// The passes of every stage, from the Timeline of a rank of each.
-Result<std::vector<StagePass>> stage_passes(const Run& run, double& step_s, MemoryReport& memory) {
+Result<std::vector<NodePasses>> stage_passes(const Run& run, double& step_s, MemoryReport& memory) {
   PredictOptions options;
   options.sensitivity = options.verify = false;
   options.timeline = true;
@@ -132,7 +132,7 @@ Result<std::vector<StagePass>> stage_passes(const Run& run, double& step_s, Memo
   FT_ASSIGN(const Prediction prediction, predict(run, options));
   step_s = prediction.iteration_time_s;
   memory = prediction.memory;
-  std::vector<StagePass> out;
+  std::vector<NodePasses> out;
   for (std::size_t stage = 0; stage < options.trace_ranks.size(); ++stage) {
     out.push_back(pass_of(*prediction.timeline, static_cast<std::int32_t>(stage)));
   }
@@ -197,7 +197,7 @@ Status plan_redundant(const Run& run, const CampaignRequest& request, Goodput& o
   FT_TRY(check_redundant(run));
   double step_s = 0;
   MemoryReport memory;
-  FT_ASSIGN(const std::vector<StagePass> stages, stage_passes(run, step_s, memory));
+  FT_ASSIGN(const std::vector<NodePasses> stages, stage_passes(run, step_s, memory));
   const std::int64_t microbatches = run.plan.microbatches();
   const double plain = pipeline_step(stages, microbatches, false);
   const double redundant = pipeline_step(stages, microbatches, true) / plain;
@@ -206,7 +206,7 @@ Status plan_redundant(const Run& run, const CampaignRequest& request, Goodput& o
   fleet.pace = {redundant, std::max(redundant, merged)};
   double forward_s = 0;
   double backward_s = 0;
-  for (const StagePass& stage : stages) {
+  for (const NodePasses& stage : stages) {
     forward_s = std::max(forward_s, stage.forward_s);
     backward_s = std::max(backward_s, stage.backward_s);
   }
