@@ -159,12 +159,8 @@ void finish_engine(const FinishContext& context, Draft& draft) {
 
 Status finish_deepspeed(const FinishContext& context, Draft& draft) {
   Json& run = draft.run;
-  const bool fp16 = true_at(run, "job.fp16");
-  const bool bf16 = true_at(run, "job.bf16");
   conclude(draft, "default of DeepSpeed, without bf16 and fp16", "precision",
-           Json(fp16   ? "fp16"
-                : bf16 ? "bf16"
-                       : "fp32"));
+           Json(precision_of_flags(run)));
   const bool stage_3 = text_at(run, "sharding.level") == "parameters";
   if (find_path(run, "overlap.gradient_reduce") == nullptr) {
     conclude(draft, "default of DeepSpeed, without overlap_comm", "overlap.gradient_reduce",

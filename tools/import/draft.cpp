@@ -67,6 +67,11 @@ bool true_at(const Json& json, std::string_view path) {
   return value != nullptr && *value == Json(true);
 }
 
+const char* precision_of_flags(const Json& run) {
+  if (true_at(run, "job.fp16")) return "fp16";
+  return true_at(run, "job.bf16") ? "bf16" : "fp32";
+}
+
 std::string text_at(const Json& json, std::string_view path, const std::string& otherwise) {
   const Json* value = find_path(json, path);
   return value != nullptr && value->string() != nullptr ? *value->string() : otherwise;

@@ -61,6 +61,8 @@ void erase_path(Json& json, std::string_view path);
 /// that products of three of them are whole numbers, too.
 std::int64_t whole_at(const Json& json, std::string_view path, std::int64_t otherwise);
 bool true_at(const Json& json, std::string_view path);
+/// What `job.fp16` and `job.bf16` choose, the first before the second; fp32 without both.
+const char* precision_of_flags(const Json& run);
 std::string text_at(const Json& json, std::string_view path, const std::string& otherwise = "");
 
 /// Puts a value that follows from several settings, and says from which.

@@ -482,15 +482,12 @@ void finish_deepspeed_experts(Draft& draft) {
 
 Status finish_megatron_deepspeed(const FinishContext& context, Draft& draft) {
   Json& run = draft.run;
-  const bool fp16 = true_at(run, "job.fp16");
-  const bool bf16 = true_at(run, "job.bf16");
   conclude(draft, "bf16.enabled and fp16.enabled, --bf16, --fp16", "precision",
-           Json(fp16   ? "fp16"
-                : bf16 ? "bf16"
-                       : "fp32"));
+           Json(precision_of_flags(run)));
   if (!states(draft, "sharding.level")) {
     conclude(draft, "--zero-stage", "sharding.level", Json(text_at(run, "job.zero_level", "none")));
   }
+  const bool bf16 = true_at(run, "job.bf16");
   if (bf16 && text_at(run, "sharding.level") == "none") {
     conclude(draft, "DeepSpeed's bf16 optimizer, which shards its states at stage 0 too",
              "sharding.level", Json("optimizer"));

@@ -373,7 +373,8 @@ class PlanTuner {
     return std::move(outcome.found);
   }
 
-  /// Whether the search tries this value of a key: what is stated, fixed or out of range stays.
+  /// Whether the search tries this value of a key. It tries no other value of a key that the RUN
+  /// states, that is fixed, or whose range lacks the value.
   bool tries(const FoundPlan& plan, const std::string& key, const Json& value) const {
     for (const Dimension& one : case_of(plan).space.dimensions()) {
       if (one.key != key) continue;

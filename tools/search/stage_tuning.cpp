@@ -250,7 +250,8 @@ void tune_stages(const Run& run, const MemoryReport& memory, double objective,
   for (std::size_t s = 0; s < stages.size(); ++s) {
     fullest = std::max(fullest, tuner.gib(stages, s));
   }
-  // What is no tensor of the step: NCCL's buffers, what CUDA holds. Fragments are others.
+  // NCCL's buffers and CUDA's own memory stand beside the tensors. The fragments of another layout
+  // are others.
   const double beside = memory.peak_gib - fullest - memory.fragments_gib();
   Climb climb(tuner, ask, memory.capacity_gib - std::max(0.0, beside), objective);
   climb.lighten(stages, memory.capacity_gib);
