@@ -149,10 +149,10 @@ Time HostRank<T>::time_of(std::chrono::steady_clock::time_point at) const {
 }
 
 template <typename T>
-void HostRank<T>::fail(const std::string& what) {
+void HostRank<T>::fail(const std::string& what) noexcept {
   {
     const std::lock_guard lock(x_mutex);
-    if (!x_failed) x_failure = what;
+    if (!x_failed) x_failure = reason_or_want(what.c_str());
     x_failed = true;
     x_host.notify_all();
     for (std::condition_variable& stream : x_wake) stream.notify_all();
@@ -187,7 +187,7 @@ Status HostRank<T>::step() {
   if (!done.ok()) fail(done.error().message);  // the streams end, and the other ranks
   workers.clear();
   ++x_step;
-  return x_failed ? Status(input_error(x_failure)) : ok_status();
+  return x_failed ? Status(reason_or_want(x_failure.message.c_str())) : ok_status();
 }
 
 /// The host: hands ops to their streams in order; blocks at HostSync and HostDelay only.

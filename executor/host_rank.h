@@ -71,7 +71,7 @@ class HostRank final : public RankRunner {
   };
   Kept kept(const Call& call, const View& view) const;
   void start_masters();
-  void fail(const std::string& what);
+  void fail(const std::string& what) noexcept;
   Time now() const;
   Time time_of(std::chrono::steady_clock::time_point at) const;
 
@@ -95,7 +95,7 @@ class HostRank final : public RankRunner {
   std::vector<bool> x_events;
   std::vector<std::size_t> x_issued, x_done;  ///< by stream: number of tasks
   bool x_failed = false;
-  std::string x_failure;
+  Error x_failure;
   std::chrono::steady_clock::time_point x_start;
   std::vector<std::vector<OpRecord>> x_records;
   double x_cpu_seconds = 0, x_wall_seconds = 0;

@@ -179,7 +179,7 @@ class MpiTransport : public Transport {
   }
 
   /// Ends every process of the job.
-  void abort(const std::string& reason) override {
+  void abort(const std::string& reason) noexcept override {
     if (x_aborted.exchange(true)) return;
     warn(reason);
     std::fflush(stderr);

@@ -12,6 +12,7 @@
 #include <ctime>
 
 #include "sim/base/printable.h"
+#include "sim/base/threads.h"
 
 namespace foretrain {
 namespace {
@@ -184,9 +185,13 @@ Error TcpMesh::left_alone_by(std::int64_t peer) {
   return failure();
 }
 
-void TcpMesh::abort(const std::string& reason) {
-  const bool named = reason.starts_with("rank ");
-  if (fail(named ? reason : rank_name(x_rank) + ": " + reason)) spread();
+void TcpMesh::abort(const std::string& reason) noexcept {
+  try {
+    const bool named = reason.starts_with("rank ");
+    if (fail(named ? reason : rank_name(x_rank) + ": " + reason)) spread();
+  } catch (const std::bad_alloc&) {
+    fail("out of memory");  // the other ranks see this one end
+  }
 }
 
 Status TcpMesh::finish() {
@@ -205,14 +210,14 @@ Status TcpMesh::finish() {
 }
 
 /// By `x_mutex`.
-Error TcpMesh::failure() { return input_error(x_reason); }
+Error TcpMesh::failure() { return reason_or_want(x_reason.message.c_str()); }
 
 /// Whether this was the first.
-bool TcpMesh::fail(const std::string& reason) {
+bool TcpMesh::fail(const std::string& reason) noexcept {
   {
     const std::lock_guard lock(x_mutex);
     if (x_failed) return false;
-    x_reason = reason;
+    x_reason = reason_or_want(reason.c_str());
     x_failed_at = std::chrono::steady_clock::now();
     x_failed = true;
   }
@@ -226,7 +231,7 @@ void TcpMesh::spread() {
   std::string reason;
   {
     const std::lock_guard lock(x_mutex);
-    reason = x_reason.substr(0, kLongestReason);
+    reason = x_reason.message.substr(0, kLongestReason);
   }
   const Deadline by = in_seconds(kLinger);
   for (std::int64_t r = 0; r < size(); ++r) {
@@ -316,7 +321,7 @@ void TcpMesh::read_all() {
 void TcpMesh::look_at_end(std::chrono::steady_clock::time_point now) {
   const std::lock_guard lock(x_mutex);
   if (std::chrono::duration<double>(now - x_failed_at).count() < x_ends_process) return;
-  warn(x_reason);
+  warn(x_reason.message);
   std::fflush(stderr);
   _exit(1);
 }

@@ -57,7 +57,7 @@ class TcpMesh {
   /// Takes one signal of the peer.
   Status await(std::int64_t peer, std::uint64_t tag);
   /// Every call on every rank returns the reason from now on.
-  void abort(const std::string& reason);
+  void abort(const std::string& reason) noexcept;
   /// The last call: waits for that of all ranks.
   Status finish();
 
@@ -109,7 +109,7 @@ class TcpMesh {
   Error failure();
   bool said_bye(std::int64_t peer) const;
   Error left_alone_by(std::int64_t peer);
-  bool fail(const std::string& reason);
+  bool fail(const std::string& reason) noexcept;
   void spread();
 
   void read_all();
@@ -127,7 +127,7 @@ class TcpMesh {
   std::mutex x_mutex;
   std::condition_variable x_changed;
   std::map<Key, Line> x_lines;
-  std::string x_reason;
+  Error x_reason;
   bool x_finished = false;
   Part* x_filling = nullptr;  ///< the reader writes to it without the mutex
   std::atomic<bool> x_failed{false}, x_stop{false};

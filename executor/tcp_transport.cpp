@@ -123,7 +123,7 @@ class TcpTransport : public Transport {
     return broadcast(all(self), call, values.size() * sizeof(std::int64_t));
   }
 
-  void abort(const std::string& reason) override { x_mesh->abort(reason); }
+  void abort(const std::string& reason) noexcept override { x_mesh->abort(reason); }
   bool ranks_are_processes() const override { return true; }
 
  private:

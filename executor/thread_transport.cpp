@@ -8,6 +8,7 @@
 
 #include "executor/transport.h"
 #include "sim/base/check.h"
+#include "sim/base/threads.h"
 
 namespace foretrain {
 namespace {
@@ -118,11 +119,11 @@ class ThreadTransport : public Transport {
     return barrier(self);
   }
 
-  void abort(const std::string& reason) override {
+  void abort(const std::string& reason) noexcept override {
     {
       const std::lock_guard lock(x_mutex);
       if (x_aborted) return;
-      x_reason = reason;
+      x_reason = reason_or_want(reason.c_str());
       x_aborted = true;
     }
     for (Mailbox& box : x_channels) {
@@ -140,7 +141,7 @@ class ThreadTransport : public Transport {
  private:
   Error failure() {
     const std::lock_guard lock(x_mutex);
-    return input_error(x_reason);
+    return reason_or_want(x_reason.message.c_str());
   }
 
   void deliver(Mailbox& box) {
@@ -254,7 +255,7 @@ class ThreadTransport : public Transport {
   std::vector<std::vector<std::int64_t>> x_gathered;
   std::vector<std::int64_t> x_broadcast;
   std::atomic<bool> x_aborted{false};
-  std::string x_reason;
+  Error x_reason;
 };
 
 }  // namespace

@@ -68,7 +68,8 @@ class Transport {
       RankId self, const std::vector<std::int64_t>& values) = 0;
   /// Rank 0's values on every rank; there are as many of them on each. Of all ranks.
   virtual Status broadcast(RankId self, std::vector<std::int64_t>& values) = 0;
-  virtual void abort(const std::string& reason) = 0;
+  /// Ends what all ranks wait for. Memory that runs out here costs the reason's text alone.
+  virtual void abort(const std::string& reason) noexcept = 0;
 
   /// A thread of the rank begins or ends a kernel: while one runs, those that wait for other ranks
   /// leave it the core.

@@ -37,10 +37,24 @@ class FirstException {
 /// Whether threads may begin what they were made for.
 class Gate {
  public:
-  void open(bool go) {
-    x_state = go ? State::kGo : State::kStop;
-    x_state.notify_all();
-  }
+  /// Opens the gate at its end, however that comes: threads that wait are joined behind it.
+  class Keeper {
+   public:
+    explicit Keeper(Gate& gate) : x_gate(gate) {}
+    ~Keeper() {
+      x_gate.x_state = x_go ? State::kGo : State::kStop;
+      x_gate.x_state.notify_all();
+    }
+    Keeper(const Keeper&) = delete;
+    Keeper& operator=(const Keeper&) = delete;
+    Keeper(Keeper&&) = delete;
+    Keeper& operator=(Keeper&&) = delete;
+    void let_go() { x_go = true; }
+
+   private:
+    Gate& x_gate;
+    bool x_go = false;
+  };
   bool pass() const {
     x_state.wait(State::kClosed);
     return x_state == State::kGo;
@@ -52,6 +66,15 @@ class Gate {
 };
 
 }  // namespace
+
+Error reason_or_want(const char* reason) noexcept {
+  static_assert(sizeof("out of memory") <= 16, "a std::string holds this text in itself");
+  try {
+    return input_error(reason);
+  } catch (const std::bad_alloc&) {
+    return input_error("out of memory");
+  }
+}
 
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work,
                  std::size_t threads) {
@@ -88,6 +111,7 @@ Status all_at_once(std::size_t count, const std::function<void(std::size_t)>& wo
   {
     std::vector<std::jthread> threads;
     threads.reserve(count);
+    Gate::Keeper keeper(gate);
     try {
       for (std::size_t i = 0; i < count; ++i) {
         threads.emplace_back([&, i] {
@@ -99,13 +123,13 @@ Status all_at_once(std::size_t count, const std::function<void(std::size_t)>& wo
           }
         });
       }
+      keeper.let_go();
     } catch (const std::system_error& reason) {
       error = Error{std::to_string(count) + " threads are needed and the system gives " +
                     std::to_string(threads.size()) + ": " + reason.code().message()};
     } catch (const std::bad_alloc&) {
-      error = Error{kNoMemory};
+      error = reason_or_want(kNoMemory);
     }
-    gate.open(!error);
   }
   if (error) return *error;
   first.throw_again();

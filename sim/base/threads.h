@@ -13,16 +13,20 @@ namespace foretrain {
 /// What a user reads when memory runs out.
 inline constexpr const char* kNoMemory = "this needs more memory than the machine gives";
 
+/// An Error of this reason; where no memory is left for its text, of the words "out of memory",
+/// which need none.
+Error reason_or_want(const char* reason) noexcept;
+
 /// `work()`, or an error where memory or something else of the system runs out in it: for threads
-/// that others wait for.
+/// that others wait for. Making the error throws nothing.
 template <typename Work>
 auto or_want(const Work& work) -> decltype(work()) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    return input_error(kNoMemory);
+    return reason_or_want(kNoMemory);
   } catch (const std::system_error& error) {
-    return input_error(error.what());
+    return reason_or_want(error.what());
   }
 }
 

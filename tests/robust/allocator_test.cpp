@@ -19,6 +19,7 @@
 
 #include "sim/base/json.h"
 #include "sim/base/rng.h"
+#include "sim/base/threads.h"
 #include "tests/robust/failing_allocator.h"
 #include "tests/support/sanitized.h"
 #include "tools/cli/command_line.h"
@@ -168,6 +169,34 @@ TEST(JsonCopies, ThatRunOutOfMemoryLeaveNothing) {
     }
   }
   EXPECT_GT(failed, 20);
+}
+
+// Threads that wait for each other to be there are let go when there is no memory for the last.
+TEST(AllAtOnce, EndsWhereverMemoryRunsOut) {
+  int failed = 0;
+  int done = 0;
+  for (long nth = 1; done == 0; ++nth) {
+    for (const bool lasting : {true, false}) {
+      fail_allocation(nth, lasting);
+      bool whole = false;
+      try {
+        whole = all_at_once(3, [](std::size_t) {}).ok();
+      } catch (const std::bad_alloc&) {
+      }
+      fail_allocation(0, false);
+      ++(whole ? done : failed);
+    }
+  }
+  EXPECT_GT(failed, 6);
+}
+
+TEST(AReason, NeedsNoMemory) {
+  const auto runs_out = []() -> Result<int> { throw std::bad_alloc(); };
+  fail_allocation(1, true);
+  const Result<int> result = or_want(runs_out);
+  fail_allocation(0, false);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().message, "out of memory");
 }
 
 class OutOfMemory : public testing::TestWithParam<VerbCase> {};

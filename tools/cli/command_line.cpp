@@ -5,9 +5,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <new>
@@ -35,9 +35,10 @@ struct Verb {
 
 /// Without memory.
 void tell_plainly(const char* message) {
-  for (const char* part : {"foretrain: ", message, "\n"}) {
-    [[maybe_unused]] const auto written = write(STDERR_FILENO, part, std::strlen(part));
-  }
+  char line[256];
+  const int size = std::snprintf(line, sizeof line, "foretrain: %s\n", message);
+  const auto whole = std::min(static_cast<std::size_t>(std::max(size, 0)), sizeof line - 1);
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line, whole);
 }
 
 /// What an exception ends that nobody can catch: memory that runs out in a destructor, or while an
@@ -54,6 +55,8 @@ void end_for_want() {
     message = nullptr;
   }
   if (message == nullptr) std::abort();
+  static std::atomic_flag told = ATOMIC_FLAG_INIT;
+  while (told.test_and_set()) pause();  // another thread ends the process
   foretrain::remove_temporaries();
   tell_plainly(message);
   _exit(1);
