@@ -40,7 +40,8 @@ class HardwareCostModel final : public CostModel {
     const std::optional<std::uint64_t> pair = pair_key(ranks);
     const auto known = pair ? x_pairs.find(*pair) : x_pairs.end();
     if (known != x_pairs.end()) return known->second;
-    FT_ASSIGN(const Placement placement, placement_of(x_cluster, ranks));
+    FT_ASSIGN(Placement placement, placement_of(x_cluster, ranks));
+    if (x_options.far_messages && ranks.size() == 2) send_far(x_cluster, placement);
     const auto [found, fresh] = x_ids.try_emplace(placement, PlacementId(x_placements.size()));
     if (fresh) x_placements.push_back(placement);
     if (pair) x_pairs.emplace(*pair, found->second);

@@ -19,6 +19,9 @@ struct PriceOptions {
   double scale_up_rate = 1;  ///< links within a node
   double network_rate = 1;   ///< NICs
   double host_rate = 1;      ///< PCIe, host memory, storage
+  /// A message to another node crosses every level of the network, as the farthest does. Ranks of
+  /// a long ring or pipeline are then alike wherever leaves and pods end; a step takes no less.
+  bool far_messages = false;
 };
 
 /// All prices are analytic (Provenance::kAnalytic). NCCL's choice of algorithm does not change with

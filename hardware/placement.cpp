@@ -175,6 +175,16 @@ Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> r
   return placement;
 }
 
+void send_far(const Cluster& cluster, Placement& placement) {
+  if (placement.nodes < 2) return;
+  const std::int32_t nodes = cluster.node_of(RankId(cluster.accelerators - 1)) + 1;
+  for (std::size_t level = 0; level < cluster.topology.levels.size(); ++level) {
+    if (!matters(cluster.topology, level) || cluster.topology.levels[level].nodes >= nodes)
+      continue;
+    placement.crossings.at(level) = placement.pair_crossings.at(level) = kHops;
+  }
+}
+
 double network_slowdown(const Topology& topology, const Placement& placement, bool all_to_all) {
   const auto& crossings = all_to_all ? placement.pair_crossings : placement.crossings;
   double slowdown = 1;

@@ -46,6 +46,10 @@ struct Placement {
 /// the cluster and members named twice.
 Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> ranks);
 
+/// Two ranks on different nodes of a switched network are taken as two of different domains of
+/// every level that has more than one.
+void send_far(const Cluster& cluster, Placement& placement);
+
 /// How much longer the network takes for what crosses its levels (hardware/topology.h), >= 1: by
 /// hops in member order, or for all-to-all by pairs.
 double network_slowdown(const Topology& topology, const Placement& placement,

@@ -44,6 +44,7 @@ TEST(Result, HasEveryPromisedKey) {
                            "provenance/analytic",
                            "simulation/ranks",
                            "simulation/ranks_simulated",
+                           "simulation/far_messages",
                            "simulation/operations",
                            "simulation/events",
                            "simulation/wall_s",
@@ -125,6 +126,18 @@ TEST(Result, FullSaysWhatFoldedSays) {
   EXPECT_EQ(dump_json(without(folded, apart)), dump_json(without(full, apart)));
   EXPECT_EQ(at(full, "simulation/ranks_simulated").number(), 16);
   EXPECT_LT(at(folded, "simulation/ranks_simulated").number(), 16);
+}
+
+// A ring of 1,024 ranks on four leaves, whose classes by hop would have 42 million operations.
+TEST(Result, LongRingsTakeFarMessages) {
+  Workplace place;
+  place.write("ring.json", R"({"model": {"preset": "llama-3-8b", "num_hidden_layers": 20},
+    "cluster": {"preset": "dgx-h100", "accelerators": 1024}, "parallel": {"context": 1024},
+    "batch": {"global": 1, "sequence": 131072}})");
+  const Json ring = simulated(place, "ring.json", {}, {"--no-advice"});
+  EXPECT_EQ(at(ring, "simulation/far_messages"), Json(true));
+  EXPECT_EQ(at(ring, "simulation/ranks_simulated").number(), 8);
+  EXPECT_EQ(at(simulated(small_place(), "run.json"), "simulation/far_messages"), Json(false));
 }
 
 TEST(Result, ScoreDoesNotDependOnThreads) {

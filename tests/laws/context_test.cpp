@@ -3,9 +3,14 @@
 
 #include <algorithm>
 
+#include "hardware/cluster.h"
+#include "hardware/hardware_cost_model.h"
 #include "hardware/local_cost.h"
 #include "models/lower.h"
 #include "models/slots.h"
+#include "sim/base/json.h"
+#include "sim/engine/prepared.h"
+#include "sim/engine/replay.h"
 #include "sim/program/context_pairs.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
@@ -220,6 +225,37 @@ TEST(ContextGroups, ParametersAreSharedWithDataParallelRanks) {
   const GroupId data = workload.ranks[0].groups[slot(kDataGroup)];
   const std::vector<RankId> expected = {RankId(0), RankId(2), RankId(4), RankId(6)};
   EXPECT_EQ(workload.groups[data.index()], expected);
+}
+
+// Far messages take no less time than those of each pair, and few hops of a ring are longer.
+TEST(ContextRings, OfManyLeavesFoldWithFarMessages) {
+  constexpr std::int64_t kRanks = 512;  // on 64 nodes of two leaves
+  const Model model = small_llama();
+  Plan plan = context_plan(model, kRanks, ContextExchange::kRing);
+  plan.sequence_length = 4 * kRanks;
+  const Workload workload = lower(model, plan);
+  const Result<Json> json = parse_json(R"({"preset": "dgx-h100", "accelerators": 512})", "test");
+  const Cluster cluster = read_cluster(json.value(), "test", "").value();
+  struct Timed {
+    std::size_t actors = 0;
+    double seconds = 0;
+  };
+  const auto timed = [&](bool far) -> Timed {
+    PriceOptions options;
+    options.far_messages = far;
+    const std::unique_ptr<CostModel> prices = make_cost_model(cluster, options);
+    const Result<Prepared> prepared = prepare(workload, *prices, false);
+    EXPECT_TRUE(prepared.ok());
+    const Result<Replay> replayed = replay(workload, prepared.value(), nullptr);
+    EXPECT_TRUE(replayed.ok());
+    return {prepared.value().quotient.actors.size(), replayed.value().end.seconds()};
+  };
+  const Timed each = timed(false);
+  const Timed far = timed(true);
+  EXPECT_EQ(far.actors, 8);     // the places of a node
+  EXPECT_EQ(each.actors, 256);  // the places of a leaf: two leaves are alike
+  EXPECT_GE(far.seconds, each.seconds);
+  EXPECT_LT(far.seconds, 1.05 * each.seconds);
 }
 
 }  // namespace

@@ -111,7 +111,8 @@ bool uses_storage(const Offload& offload) {
 
 /// Gains from one resource at a time at 11/10 of its rate; from that of data where it is waited
 /// for.
-Result<std::vector<Sensitivity>> sensitivities(const Run& run, const LoweredStep& step, Time base,
+Result<std::vector<Sensitivity>> sensitivities(const Run& run, const PriceOptions& usual,
+                                               const LoweredStep& step, Time base,
                                                bool waits_for_data) {
   constexpr double kFaster = 1.1;
   struct Case {
@@ -131,7 +132,6 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const LoweredStep
     const Run* run;
     const Plan* plan;  ///< that the step stands for
   };
-  const PriceOptions usual = price_options(run);
   std::vector<What> all;
   for (const Case& one : kCases) {
     if (one.rate == &PriceOptions::host_rate && !offloads) continue;
@@ -404,6 +404,33 @@ Status check_programs(const Workload& workload) {
       status.error().message);
 }
 
+/// A step, folded and priced.
+struct PricedStep {
+  PriceOptions options;
+  std::unique_ptr<CostModel> model;
+  Prepared prepared;
+  std::int64_t operations = 0;
+};
+
+/// More operations than the replay of a folded step should have are far messages, if there are
+/// fewer with these.
+Result<PricedStep> price_step(const Run& run, const LoweredStep& step, bool full) {
+  constexpr std::int64_t kMostOperations = 40'000'000;
+  const auto priced = [&](const PriceOptions& options) -> Result<PricedStep> {
+    PricedStep out{options, cost_model_of(run, options), {}, 0};
+    FT_ASSIGN(out.prepared, prepare(step.replayed(), *out.model, full));
+    FT_TRY(check_length(run, step, out.prepared));
+    out.operations = operations_in_all(step, out.prepared);
+    return out;
+  };
+  FT_ASSIGN(PricedStep each, priced(price_options(run)));
+  if (full || each.operations <= kMostOperations) return each;
+  PriceOptions options = each.options;
+  options.far_messages = true;
+  FT_ASSIGN(PricedStep far, priced(options));
+  return 2 * far.operations < each.operations ? std::move(far) : std::move(each);
+}
+
 /// `run` by the Programs of `step`; none where these do not prove what the run does. Its memory is
 /// `known` after that, if it is proved.
 Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOptions& options,
@@ -417,11 +444,11 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
   if (!stands) return Found();
   out.memory = *known;
   if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return Found(out);
-  const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
-  FT_ASSIGN(const Prepared prepared, prepare(step.replayed(), *model, options.full));
-  FT_TRY(check_length(run, step, prepared));
+  FT_ASSIGN(const PricedStep priced, price_step(run, step, options.full));
+  const Prepared& prepared = priced.prepared;
   out.ranks_simulated = std::ssize(prepared.quotient.actors);
-  out.operations = operations_in_all(step, prepared);
+  out.operations = priced.operations;
+  out.far_messages = priced.options.far_messages;
   if (options.step_alone) {
     FT_ASSIGN(const std::optional<Time> time, step_time(step, prepared));
     if (!time) return Found();
@@ -445,12 +472,13 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
   set_interval(run, timed->account, out);
   if (options.sensitivity) {
     const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
-    FT_ASSIGN(out.sensitivity,
-              sensitivities(run, step, timed->time, data.ps > timed->time.ps / 100));
+    FT_ASSIGN(out.sensitivity, sensitivities(run, priced.options, step, timed->time,
+                                             data.ps > timed->time.ps / 100));
   }
   out.ranks = run.cluster.accelerators;
   if (options.timeline) {
-    FT_ASSIGN(out.timeline, timeline_of(run, step, prepared, *result, options.full, *model, shown));
+    FT_ASSIGN(out.timeline,
+              timeline_of(run, step, prepared, *result, options.full, *priced.model, shown));
   }
   return Found(std::move(out));
 }

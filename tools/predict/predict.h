@@ -74,7 +74,8 @@ struct Prediction {
   std::vector<Sensitivity> sensitivity;
   std::array<double, 3> provenance{};  ///< share of the critical rank's busy time by Provenance
   std::int64_t ranks = 0, ranks_simulated = 0, operations = 0, events = 0;
-  std::int64_t lowered = 0;  ///< operations of the Programs, each once
+  std::int64_t lowered = 0;   ///< operations of the Programs, each once
+  bool far_messages = false;  ///< PriceOptions::far_messages: more operations than are replayed
   double wall_s = 0;
   std::optional<Timeline> timeline;
   std::optional<Fitting> fitting;  ///< of what does not fit; of what does, what is faster

@@ -359,6 +359,11 @@ std::string text_report(const Run& run, const Prediction& p) {
          percent(p.provenance[1]) + " interpolated, " + percent(p.provenance[2]) + " analytic\n";
   out += "Simulated " + count_text(p.ranks) + " ranks as " + count_text(p.ranks_simulated) + ", " +
          count_text(p.operations) + " operations, in " + seconds_text(p.wall_s) + "\n";
+  if (p.far_messages) {
+    out +=
+        "  each message to another node as far as the farthest: one by one there would be too "
+        "many\n  operations. --full simulates every rank as it is.\n";
+  }
   for (const std::string& note : run.notes) out += "Note: " + note + "\n";
   return out;
 }
@@ -398,6 +403,7 @@ Json json_report(const Run& run, const Prediction& p) {
   Json simulation{Json::Object{}};
   simulation.set("ranks", p.ranks);
   simulation.set("ranks_simulated", p.ranks_simulated);
+  simulation.set("far_messages", p.far_messages);
   simulation.set("operations", p.operations);
   simulation.set("events", p.events);
   simulation.set("wall_s", p.wall_s);
