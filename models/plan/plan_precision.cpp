@@ -54,8 +54,8 @@ AttentionKernel attention_of(const Request& request) {
 
 void check_autocast(const Model& model, const Plan& p, Violations& out) {
   const Recompute& again = p.recompute;
-  const bool modules = again.attention || again.norm || again.mlp || again.activation ||
-                       again.operations || again.parts > 1 || again.keeps();
+  const bool modules = again.norm || again.mlp || again.activation || again.operations ||
+                       again.parts > 1 || again.keeps();
   constexpr const char* kKey = "kernels/autocast";
   out.beside("torch.autocast",
              {{p.precision.linear != p.precision.matrix, kKey, "linears in less than 16 bits"},
@@ -74,7 +74,7 @@ void check_autocast(const Model& model, const Plan& p, Violations& out) {
               {p.sharding > Sharding::kOptimizer, kKey, "sharded gradients or parameters"},
               {p.shares_vocabulary(), kKey, "a vocabulary that all stages share"},
               {p.forwards > 1, kKey, "passes that come back"},
-              {modules, kKey, "recomputation of less than whole layers"}});
+              {modules, kKey, "recomputation of parts of a layer other than attention's core"}});
 }
 
 void derive_autocast(Asked asked, const Model& model, Plan& plan, Violations& out) {

@@ -22,9 +22,9 @@ TEST(AutocastCommand, ThatIsNotModelled) {
       {{"parallel.pipeline=4", "parallel.context=2"}, "context parallelism"},
       {{"parallel.pipeline=1", "sharding.level=gradients"}, "sharded gradients or parameters"},
       {{"parallel.pipeline=1", "sharding.level=parameters"}, "sharded gradients or parameters"},
-      {{"recompute=selective"}, "recomputation of less than whole layers"},
-      {{"recompute={\"modules\":[\"layer\"],\"keep\":[\"qkv\"]}"}, "less than whole layers"},
-      {{"recompute={\"co_shard\":2}"}, "less than whole layers"},
+      {{"recompute={\"modules\":[\"mlp\"]}"}, "other than attention's core"},
+      {{"recompute={\"modules\":[\"layer\"],\"keep\":[\"qkv\"]}"}, "recomputation of parts of a layer"},
+      {{"recompute={\"co_shard\":2}"}, "recomputation of parts of a layer"},
       {{"schedule=1f1b-vocab-1"}, "a vocabulary that all stages share"},
       {{"schedule=3f1b"}, "passes that come back"},
       {{"precision=fp8"}, "linears in less than 16 bits"},
@@ -52,6 +52,19 @@ bool casts(const Workplace& place, const std::vector<std::string>& sets) {
   EXPECT_EQ(shown.exit_code, 0) << shown.err;
   EXPECT_EQ(shown.err.find("autocast"), std::string::npos) << shown.err;
   return shown.out.find(".cast_weight") != std::string::npos;
+}
+
+// What attention's core computes again casts as before: it takes time and saves memory.
+TEST(AutocastCommand, AttentionAgainTakesLonger) {
+  const Workplace place;
+  place.write("bert.json", R"({"model": "bert-large", "precision": "fp16",
+    "cluster": {"preset": "dgx-a100-80gb", "accelerators": 8}, "system": "pytorch-ddp",
+    "batch": {"global": 2048, "micro": 256, "sequence": 128}, "kernels": {"attention": "unfused",
+    "fusion": "fused"}})");
+  const Json none = simulated(place, "bert.json", {"recompute=none"});
+  const Json again = simulated(place, "bert.json", {"recompute=selective"});
+  EXPECT_GT(at(again, "iteration_time_s").number(), at(none, "iteration_time_s").number());
+  EXPECT_LT(at(again, "memory/peak_gib").number(), at(none, "memory/peak_gib").number());
 }
 
 // A Trainer in 16 bits is autocast, one in fp32 is not; where it is not modelled nobody is told.

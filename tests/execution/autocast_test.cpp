@@ -41,6 +41,7 @@ TEST(AutocastRuns, TrainAsOneRankWithoutIt) {
           plan.sharding = more ? Sharding::kOptimizer : Sharding::kNone;
           plan.recompute.layer = microbatches == 3;
           plan.recompute.early_stop = more;
+          plan.recompute.attention = !plan.recompute.layer && more;
           plan.overlap.gradient_reduce = plan.overlap.parameter_gather = true;
           if (!more) {
             plan.buckets.cut = Bucketing::kParameters;
