@@ -23,7 +23,7 @@ TEST(AutocastCommand, ThatIsNotModelled) {
       {{"parallel.pipeline=1", "sharding.level=gradients"}, "sharded gradients or parameters"},
       {{"parallel.pipeline=1", "sharding.level=parameters"}, "sharded gradients or parameters"},
       {{"recompute={\"modules\":[\"mlp\"]}"}, "other than attention's core"},
-      {{"recompute={\"modules\":[\"layer\"],\"keep\":[\"qkv\"]}"}, "recomputation of parts of a layer"},
+      {{"recompute={\"modules\":[\"layer\"],\"keep\":[\"qkv\"]}"}, "parts of a layer"},
       {{"recompute={\"co_shard\":2}"}, "recomputation of parts of a layer"},
       {{"schedule=1f1b-vocab-1"}, "a vocabulary that all stages share"},
       {{"schedule=3f1b"}, "passes that come back"},

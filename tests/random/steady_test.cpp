@@ -114,7 +114,7 @@ void expect_equal_predictions(const Run& run, int& fewer) {
   EXPECT_EQ(a.breakdown, b.breakdown);
   EXPECT_EQ(a.critical_rank, b.critical_rank);
   EXPECT_EQ(a.operations, b.operations);
-  EXPECT_EQ(a.lowered, b.lowered);
+  EXPECT_EQ(a.simulated.lowered, b.simulated.lowered);
   EXPECT_EQ(a.memory.peak_gib, b.memory.peak_gib);
   EXPECT_EQ(a.memory.peak_at, b.memory.peak_at);
   EXPECT_EQ(a.memory.by_kind_gib, b.memory.by_kind_gib);
@@ -127,7 +127,7 @@ void expect_equal_predictions(const Run& run, int& fewer) {
   for (std::size_t i = 0; i < a.provenance.size(); ++i) {
     EXPECT_NEAR(a.provenance[i], b.provenance[i], 1e-9);
   }
-  fewer += a.events != b.events || a.events == 0 ? 1 : 0;
+  fewer += a.simulated.events != b.simulated.events || a.simulated.events == 0 ? 1 : 0;
 }
 
 TEST(SteadyState, OfShippedRunsIsExact) {

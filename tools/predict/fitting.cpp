@@ -469,7 +469,7 @@ class Search {
     if (!prediction.ok()) return out;
     const Prediction& p = prediction.value();
     out.predicted = true;
-    out.operations = p.lowered + p.operations;
+    out.operations = p.simulated.lowered + p.operations;
     out.host_fits = p.memory.host_fits();
     out.fits = p.memory.within(x_options.most_memory);
     out.change.iteration_time_s = p.iteration_time_s;
@@ -534,7 +534,8 @@ Fitting find_faster(const Run& run, const Prediction& prediction) {
   constexpr std::size_t kMostTold = 3;
   std::vector<Kind> kinds = faster_kinds(run);
   std::erase_if(kinds, [](const Kind& kind) { return kind.empty(); });
-  const std::int64_t each = std::max<std::int64_t>(1, prediction.lowered + prediction.operations);
+  const std::int64_t each =
+      std::max<std::int64_t>(1, prediction.simulated.lowered + prediction.operations);
   const auto most = static_cast<std::size_t>(std::max(kFewest, kOperations / each));
   const bool left_out = kinds.size() > most;
   if (left_out) kinds.resize(most);

@@ -366,7 +366,7 @@ Result<std::optional<TimedStep>> time_step(const LoweredStep& step, const Prepar
   Counter counter(out.operations, options.progress);
   if (options.progress && step.more == 0) sinks.add(&counter);
   FT_ASSIGN(result, replay(timed, prepared, &sinks));
-  out.events = result->events;
+  out.simulated.events = result->events;
   TimedStep of_step;
   of_step.time = step.steps > 1 ? ends.longest() : result->end;
   of_step.account = of_critical.take(timed, prepared, ends.begin(critical), of_step.time);
@@ -439,16 +439,17 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
   using Found = std::optional<Prediction>;
   Prediction out;
   if (options.verify) FT_TRY(check_programs(step.workload));
-  for (std::size_t p = 0; p < step.workload.programs.size(); ++p) out.lowered += count_ops(step, p);
+  for (std::size_t p = 0; p < step.workload.programs.size(); ++p)
+    out.simulated.lowered += count_ops(step, p);
   FT_ASSIGN(const bool stands, add_memory(run, step, known));
   if (!stands) return Found();
   out.memory = *known;
   if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return Found(out);
   FT_ASSIGN(const PricedStep priced, price_step(run, step, options.full));
   const Prepared& prepared = priced.prepared;
-  out.ranks_simulated = std::ssize(prepared.quotient.actors);
+  out.simulated.ranks = std::ssize(prepared.quotient.actors);
   out.operations = priced.operations;
-  out.far_messages = priced.options.far_messages;
+  out.simulated.far_messages = priced.options.far_messages;
   if (options.step_alone) {
     FT_ASSIGN(const std::optional<Time> time, step_time(step, prepared));
     if (!time) return Found();

@@ -61,6 +61,14 @@ struct StepInterval {
   PartDeviations by_part{};
 };
 
+/// How a step was replayed.
+struct Simulated {
+  std::int64_t ranks = 0;     ///< classes of ranks
+  std::int64_t lowered = 0;   ///< operations of the Programs, each once
+  std::int64_t events = 0;    ///< of the replay's queue
+  bool far_messages = false;  ///< PriceOptions::far_messages: more operations than are replayed
+};
+
 struct Prediction {
   double iteration_time_s = 0;
   StepInterval interval;
@@ -72,10 +80,9 @@ struct Prediction {
   std::int64_t critical_rank = 0;
   Breakdown breakdown{};
   std::vector<Sensitivity> sensitivity;
-  std::array<double, 3> provenance{};  ///< share of the critical rank's busy time by Provenance
-  std::int64_t ranks = 0, ranks_simulated = 0, operations = 0, events = 0;
-  std::int64_t lowered = 0;   ///< operations of the Programs, each once
-  bool far_messages = false;  ///< PriceOptions::far_messages: more operations than are replayed
+  std::array<double, 3> provenance{};      ///< share of the critical rank's busy time by Provenance
+  std::int64_t ranks = 0, operations = 0;  ///< of all classes of ranks
+  Simulated simulated;
   double wall_s = 0;
   std::optional<Timeline> timeline;
   std::optional<Fitting> fitting;  ///< of what does not fit; of what does, what is faster

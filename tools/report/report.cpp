@@ -357,9 +357,9 @@ std::string text_report(const Run& run, const Prediction& p) {
   }
   out += "\nPrices: " + percent(p.provenance[0]) + " of the busy time measured, " +
          percent(p.provenance[1]) + " interpolated, " + percent(p.provenance[2]) + " analytic\n";
-  out += "Simulated " + count_text(p.ranks) + " ranks as " + count_text(p.ranks_simulated) + ", " +
+  out += "Simulated " + count_text(p.ranks) + " ranks as " + count_text(p.simulated.ranks) + ", " +
          count_text(p.operations) + " operations, in " + seconds_text(p.wall_s) + "\n";
-  if (p.far_messages) {
+  if (p.simulated.far_messages) {
     out +=
         "  each message to another node as far as the farthest: one by one there would be too "
         "many\n  operations. --full simulates every rank as it is.\n";
@@ -402,10 +402,10 @@ Json json_report(const Run& run, const Prediction& p) {
   out.set("provenance", std::move(provenance));
   Json simulation{Json::Object{}};
   simulation.set("ranks", p.ranks);
-  simulation.set("ranks_simulated", p.ranks_simulated);
-  simulation.set("far_messages", p.far_messages);
+  simulation.set("ranks_simulated", p.simulated.ranks);
+  simulation.set("far_messages", p.simulated.far_messages);
   simulation.set("operations", p.operations);
-  simulation.set("events", p.events);
+  simulation.set("events", p.simulated.events);
   simulation.set("wall_s", p.wall_s);
   simulation.set("seed", 0);
   simulation.set("revision", kRevision);
