@@ -64,6 +64,8 @@ TEST(ImportShell, KeepsHereDocumentsThatBecomeFiles) {
   EXPECT_EQ(written("python <<E > f.json\nx\nE\n", "f.json"), "nothing");  // is a program's
   EXPECT_EQ(written("cat <<E > f\nx", "f"), "x");                          // nothing ends it
   EXPECT_EQ(last_words("cat <<A > f\n$(rm x)\nA\nrun a"), "run|a");
+  EXPECT_EQ(last_words("(( x = 1 << 2 ))\nrun a\n2\nrun b"), "run|b");  // a shift is none
+  EXPECT_EQ(written("( (a) )\ncat > f <<E\nx\nE\n", "f"), "x\n");
 }
 
 TEST(ImportShell, ComputesWholeNumbers) {

@@ -123,6 +123,9 @@ class Cutter {
     std::string text(1, next());
     const bool doubles = text != "\n" && text != "(" && text != ")";
     if (doubles && !at_end() && peek() == text[0]) text += next();
+    if (text == "(" && peek() == '(') x_arithmetic = true;
+    if (text == ")" && peek() == ')') x_arithmetic = false;
+    if (text == "<<" && x_arithmetic) return ok_status();  // (( x = 1 << 2 )): a shift
     if (text == "<<") {
       here_document(out);
       return ok_status();
@@ -325,6 +328,7 @@ class Cutter {
     std::size_t token = 0;
   };
   std::vector<Body> x_bodies;
+  bool x_arithmetic = false;  ///< between (( and )), a command
 };
 
 }  // namespace
