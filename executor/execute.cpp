@@ -196,7 +196,7 @@ Result<Executed> execute_rank(const Workload& workload, RankId rank, Transport& 
 }
 
 Result<Executed> execute_threads(const Workload& workload, const ExecuteOptions& options) {
-  const std::unique_ptr<Transport> transport = make_thread_transport(workload);
+  const std::unique_ptr<Transport> transport = make_thread_transport(workload, options.silence);
   std::vector<Result<Executed>> results(workload.ranks.size(), Executed{});
   FT_TRY(all_at_once(results.size(), [&](std::size_t r) {
     results[r] = or_want([&] { return execute_rank(workload, RankId(r), *transport, options); });

@@ -10,6 +10,7 @@
 
 #include "executor/host_rank.h"
 #include "executor/state/saved_state.h"
+#include "executor/watch/life.h"
 #include "sim/timeline/timeline.h"
 
 namespace foretrain {
@@ -21,6 +22,7 @@ struct ExecuteOptions {
   std::function<std::string(RankId)> name_of;
   /// Where states are written; `host.training.first_step` > 0: where that state is read.
   std::optional<StateFolder> states;
+  double silence = 0;  ///< of threads: see make_thread_transport
 };
 
 struct StepMeasure {
@@ -102,10 +104,10 @@ struct MpiWorld {
 };
 /// Joins the job that the launcher's variables describe (executor/job_variables.h): by TCP, else by
 /// MPI. May be called again for another Workload of as many ranks, while the first world lives;
-/// `finish` once, last.
-Result<MpiWorld> join_job(const Workload& workload);
+/// `finish` once, last. `silence`: of ranks that say nothing; negative seconds: the usual time.
+Result<MpiWorld> join_job(const Workload& workload, Silence silence = {});
 /// By MPI: loads its module, which lies beside the program or in ../lib/foretrain.
-Result<MpiWorld> join_mpi(const Workload& workload);
+Result<MpiWorld> join_mpi(const Workload& workload, Silence silence = {});
 
 /// Whether `join_mpi` would find its module and `mpirun` is on the path.
 Status check_mpi();

@@ -264,7 +264,10 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
   if (kernel) x_transport.kernel_begins(x_rank);
   const double cpu_before = kernel ? cpu_now(x_clock) : 0;
   Arrival there;
-  const Status status = execute(call, op, there);
+  const Status status = [&] {
+    const OpUnderWay under_way(x_transport, x_rank, op.name);
+    return execute(call, op, there);
+  }();
   const double cpu_after = kernel || there ? cpu_now(x_clock) : 0;
   if (kernel) x_transport.kernel_ends(x_rank);
   if (!status.ok()) {

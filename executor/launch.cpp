@@ -94,7 +94,7 @@ Result<pid_t> start_child(Child child, const sigset_t& mask) {
 
 /// Waits for all. Once one has failed the others have some seconds to end by themselves.
 int wait_for_all(std::vector<pid_t> children) {
-  constexpr auto kPatience = std::chrono::seconds(15);
+  constexpr auto kPatience = std::chrono::seconds(6);
   int first = 0;
   std::chrono::steady_clock::time_point failed_at{};
   auto nap = std::chrono::milliseconds(1);
@@ -115,8 +115,10 @@ int wait_for_all(std::vector<pid_t> children) {
       first = failure;
       failed_at = now;
     }
-    if (first != 0 && now - failed_at > kPatience) {
-      for (const pid_t child : children) kill(child, SIGKILL);
+    for (const pid_t child : children) {
+      // One that is stopped does not end by itself.
+      const bool late = now - failed_at > kPatience;
+      if (first != 0 && (late || state_of_process(child) == 'T')) kill(child, SIGKILL);
     }
     std::this_thread::sleep_for(nap);
     nap = std::min(2 * nap, std::chrono::milliseconds(50));
@@ -229,7 +231,7 @@ RankStart rank_start(bool threads) {
   return {By::kProcesses, mpi.error().message};
 }
 
-Result<MpiWorld> join_mpi(const Workload& workload) {
+Result<MpiWorld> join_mpi(const Workload& workload, Silence silence) {
   const std::string path = find_module(kMpiModuleFile);
   if (path.empty()) return check_mpi().error();
   // Open MPI's own plug-ins look its symbols up globally.
@@ -239,15 +241,15 @@ Result<MpiWorld> join_mpi(const Workload& workload) {
   if (join == nullptr) return input_error(path + " is not the MPI module of this version");
   MpiWorld world;
   std::string problem;
-  join(workload, world, problem);
+  join(workload, silence, world, problem);
   if (!problem.empty()) return input_error(problem);
   return world;
 }
 
-Result<MpiWorld> join_job(const Workload& workload) {
+Result<MpiWorld> join_job(const Workload& workload, Silence silence) {
   const JobVariables job = job_variables();
-  if (job.by == JobVariables::By::kTcp) return join_tcp(workload, job);
-  return join_mpi(workload);
+  if (job.by == JobVariables::By::kTcp) return join_tcp(workload, job, silence);
+  return join_mpi(workload, silence);
 }
 
 bool is_for_devices(const std::vector<std::string>& arguments) {

@@ -12,6 +12,7 @@ inline constexpr const char* kMpiModuleFile = "libforetrain_mpi.so";
 inline constexpr const char* kJoinMpiSymbol = "foretrain_join_mpi";
 
 /// Initialises MPI and fills in `world`, or says in `problem` why not.
-using JoinMpi = void(const Workload& workload, MpiWorld& world, std::string& problem);
+using JoinMpi = void(const Workload& workload, Silence silence, MpiWorld& world,
+                     std::string& problem);
 
 }  // namespace foretrain

@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include "executor/mpi_module.h"
+#include "executor/watch/proc_watch.h"
 #include "sim/base/check.h"
 #include "sim/base/printable.h"
 
@@ -25,7 +27,7 @@ namespace {
 
 class MpiTransport : public Transport {
  public:
-  explicit MpiTransport(const Workload& workload)
+  MpiTransport(const Workload& workload, Silence silence)
       : x_workload(workload), x_groups(workload.groups.size(), MPI_COMM_NULL) {
     MPI_Comm_rank(MPI_COMM_WORLD, &x_rank);
     x_crowded = workload.ranks.size() > std::thread::hardware_concurrency();
@@ -44,6 +46,10 @@ class MpiTransport : public Transport {
       MPI_Group_free(&group);
     }
     MPI_Group_free(&world);
+    if (silence.seconds < 0) silence.seconds = kSilenceHere;
+    x_watch.emplace(others_here(), silence.seconds, [this](const std::string& why) {
+      abort(why + "; " + "rank " + std::to_string(x_rank) + " was in " + x_ops.state().text);
+    });
   }
 
   Status collective(RankId, GroupId group, const CollectiveCall& call, Arrival* there) override {
@@ -186,6 +192,7 @@ class MpiTransport : public Transport {
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
 
+  OpsUnderWay* ops(RankId) override { return &x_ops; }
   void kernel_begins(RankId) override { ++x_kernels; }
   void kernel_ends(RankId) override {
     x_idle_since = nanoseconds();
@@ -204,6 +211,26 @@ class MpiTransport : public Transport {
   static constexpr int kPatience = 1000;                                    ///< looks
   static constexpr std::int64_t kBetweenKernels = 100'000;                  ///< ns
   static constexpr std::int64_t kFirstNap = 20'000, kLongestNap = 320'000;  ///< ns
+
+  /// The other ranks of this machine.
+  std::vector<RankProcess> others_here() const {
+    const Sign own = own_sign(0, {});
+    struct Place {
+      std::array<char, 256> host{};
+      std::int64_t process = 0;
+    };
+    Place mine;
+    own.host.copy(mine.host.data(), mine.host.size() - 1);
+    mine.process = own.process;
+    std::vector<Place> all(x_workload.ranks.size());
+    MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, x_control);
+    std::vector<RankProcess> out;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (static_cast<int>(r) == x_rank || all[r].host != mine.host) continue;
+      out.push_back({static_cast<std::int64_t>(r), all[r].process});
+    }
+    return out;
+  }
 
   /// Returns when all of the group are there.
   Status meet(MPI_Comm comm) {
@@ -252,13 +279,15 @@ class MpiTransport : public Transport {
   MPI_Comm x_messages = MPI_COMM_NULL, x_tokens = MPI_COMM_NULL, x_control = MPI_COMM_NULL;
   std::vector<MPI_Comm> x_groups;
   std::atomic<bool> x_aborted{false};
+  OpsUnderWay x_ops;
+  std::optional<ProcWatch> x_watch;  ///< the last: it uses the others
 };
 
 }  // namespace
 }  // namespace foretrain
 
-extern "C" void foretrain_join_mpi(const foretrain::Workload& workload, foretrain::MpiWorld& world,
-                                   std::string& problem) {
+extern "C" void foretrain_join_mpi(const foretrain::Workload& workload, foretrain::Silence silence,
+                                   foretrain::MpiWorld& world, std::string& problem) {
   int provided = 0;
   int joined = 0;
   MPI_Initialized(&joined);
@@ -284,5 +313,5 @@ extern "C" void foretrain_join_mpi(const foretrain::Workload& workload, foretrai
     MPI_Finalize();
     return;
   }
-  world.transport = std::make_unique<foretrain::MpiTransport>(workload);
+  world.transport = std::make_unique<foretrain::MpiTransport>(workload, silence);
 }

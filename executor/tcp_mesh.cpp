@@ -1,7 +1,9 @@
 #include "executor/tcp_mesh.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <ctime>
 
 #include "sim/base/printable.h"
+#include "sim/base/temporaries.h"
 #include "sim/base/threads.h"
 
 namespace foretrain {
@@ -25,6 +28,28 @@ constexpr double kLinger = 2;  ///< seconds to say why a job ends
 
 double seconds_since(std::chrono::steady_clock::time_point at) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - at).count();
+}
+
+Moment now() { return std::chrono::steady_clock::now(); }
+
+/// Whether every rank is on this machine.
+bool all_here(const std::vector<Socket>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [](const Socket& rank) {
+    return !rank.open() || own_end(rank).host == other_end(rank).host;
+  });
+}
+
+/// Whether the other end's system has everything that was written.
+bool has_taken_all(const Socket& socket) {
+  int waiting = 0;
+  return ioctl(socket.number(), SIOCOUTQ, &waiting) == 0 && waiting == 0;
+}
+
+Silence usual(Silence silence, const std::vector<Socket>& ranks) {
+  if (silence.seconds < 0) {
+    silence.seconds = all_here(ranks) ? kSilenceHere : kSilenceBetweenMachines;
+  }
+  return silence;
 }
 
 }  // namespace
@@ -44,10 +69,12 @@ struct TcpMesh::Open {
   Part part;  ///< of a receive
 };
 
-TcpMesh::TcpMesh(std::int64_t rank, std::vector<Socket> ranks, double ends_process)
+TcpMesh::TcpMesh(std::int64_t rank, std::vector<Socket> ranks, double ends_process, Silence silence)
     : x_rank(rank),
       x_ends_process(ends_process),
       x_peers(ranks.size()),
+      x_watched(
+          new Watched{PeerWatch(rank, ranks.size(), usual(silence, ranks), now()), {}, {}, {}}),
       x_wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     x_peers[r].socket = std::move(ranks[r]);
@@ -70,6 +97,7 @@ TcpMesh::~TcpMesh() {
 }
 
 Status TcpMesh::transfer(std::span<const TcpTransfer> transfers, Arrival* there) {
+  const WaitsHere waits(ops());
   std::vector<Open> open(transfers.size());
   Status status = start(transfers, open);
   if (status.ok()) status = finish_transfers(open, there);
@@ -112,7 +140,8 @@ Status TcpMesh::finish_transfers(std::vector<Open>& open, Arrival* there) {
       all_there = all_there && (is_there || done);
       all_done = all_done && done;
       const bool coming = one.what.send && is_there;
-      if (!done && !coming && said_bye(one.what.peer)) left = one.what.peer;
+      if (!done && !coming && x_peers[static_cast<std::size_t>(one.what.peer)].bye)
+        left = one.what.peer;
       if (one.what.send && is_there && !done && sendable == nullptr) sendable = &one;
     }
     if (all_there && there != nullptr && !*there) *there = there_now();
@@ -159,9 +188,11 @@ Status TcpMesh::signal(std::int64_t peer, std::uint64_t tag) {
 }
 
 Status TcpMesh::await(std::int64_t peer, std::uint64_t tag) {
+  const WaitsHere waits(ops());
   std::unique_lock lock(x_mutex);
   Line& line = x_lines[{peer, tag}];
-  x_changed.wait(lock, [&] { return x_failed || line.signals > 0 || said_bye(peer); });
+  const Peer& other = x_peers[static_cast<std::size_t>(peer)];
+  x_changed.wait(lock, [&] { return x_failed || line.signals > 0 || other.bye; });
   if (x_failed) return failure();
   if (line.signals == 0) {
     lock.unlock();
@@ -169,11 +200,6 @@ Status TcpMesh::await(std::int64_t peer, std::uint64_t tag) {
   }
   --line.signals;
   return ok_status();
-}
-
-/// By `x_mutex`. Nothing comes from it any more.
-bool TcpMesh::said_bye(std::int64_t peer) const {
-  return x_peers[static_cast<std::size_t>(peer)].bye;
 }
 
 /// This rank waits for one that has done all that it had to.
@@ -195,6 +221,7 @@ void TcpMesh::abort(const std::string& reason) noexcept {
 }
 
 Status TcpMesh::finish() {
+  x_watched->peers.ends();
   for (std::int64_t r = 0; r < size(); ++r) {
     if (r != x_rank) FT_TRY(write(r, Kind::kBye, 0, 0, nullptr, 0, true));
   }
@@ -210,15 +237,15 @@ Status TcpMesh::finish() {
 }
 
 /// By `x_mutex`.
-Error TcpMesh::failure() { return reason_or_want(x_reason.message.c_str()); }
+Error TcpMesh::failure() { return reason_or_want(x_end.reason.message.c_str()); }
 
 /// Whether this was the first.
 bool TcpMesh::fail(const std::string& reason) noexcept {
   {
     const std::lock_guard lock(x_mutex);
     if (x_failed) return false;
-    x_reason = reason_or_want(reason.c_str());
-    x_failed_at = std::chrono::steady_clock::now();
+    x_end.reason = reason_or_want(reason.c_str());
+    x_end.at = now();
     x_failed = true;
   }
   x_changed.notify_all();
@@ -231,7 +258,7 @@ void TcpMesh::spread() {
   std::string reason;
   {
     const std::lock_guard lock(x_mutex);
-    reason = x_reason.message.substr(0, kLongestReason);
+    reason = x_end.reason.message.substr(0, kLongestReason);
   }
   const Deadline by = in_seconds(kLinger);
   for (std::int64_t r = 0; r < size(); ++r) {
@@ -265,9 +292,9 @@ Status TcpMesh::write(std::int64_t number, Kind kind, std::uint64_t tag, std::ui
   x_changed.wait_for(lock, std::chrono::seconds(1), [&] { return x_failed.load(); });
   if (x_failed) return failure();
   lock.unlock();
-  const std::string gone = rank_name(number) + " is gone: it takes no data any more";
-  if (fail(gone)) spread();
-  return input_error(gone);
+  const std::string why = x_watched->peers.gone(number, "it takes no data any more", now());
+  if (fail(why)) spread();
+  return input_error(why);
 }
 
 /// `more`: the rest of the frame follows. `by`: when it is given up, once the job has ended.
@@ -308,22 +335,60 @@ void TcpMesh::read_all() {
       if (stopped.time_since_epoch().count() == 0) stopped = std::chrono::steady_clock::now();
       if (!open || !x_failed || seconds_since(stopped) > kLinger) return;
     }
-    poll(looks.data(), looks.size(), x_failed || stop ? 50 : -1);
+    poll(looks.data(), looks.size(), x_failed || stop ? 50 : milliseconds_until(x_watched->next));
     eventfd_t ignored = 0;
     eventfd_read(x_wake.number(), &ignored);
     for (std::size_t r = 0; r < x_peers.size(); ++r) {
       if (looks[r].revents != 0) read_from(static_cast<std::int64_t>(r));
     }
-    if (!stop && x_failed && x_ends_process > 0) look_at_end(std::chrono::steady_clock::now());
+    if (!stop && !x_failed && now() >= x_watched->next) look_at_lives(now());
+    if (!stop && x_failed && x_ends_process > 0) look_at_end(now());
   }
 }
 
-void TcpMesh::look_at_end(std::chrono::steady_clock::time_point now) {
+void TcpMesh::look_at_end(Moment now) {
   const std::lock_guard lock(x_mutex);
-  if (std::chrono::duration<double>(now - x_failed_at).count() < x_ends_process) return;
-  warn(x_reason.message);
+  if (std::chrono::duration<double>(now - x_end.at).count() < x_ends_process) return;
+  warn(x_end.reason.message);
   std::fflush(stderr);
+  remove_temporaries();
   _exit(1);
+}
+
+/// Tells the others what this rank does, and finds out who says nothing.
+void TcpMesh::look_at_lives(Moment now) {
+  PeerWatch& peers = x_watched->peers;
+  x_watched->next = now + peers.period();
+  const OpsUnderWay::State state = ops().state();
+  const Sign sign = own_sign(x_watched->life.look(state.changes, now), state);
+  peers.told(x_rank, sign, now);
+  const std::string text = text_of(sign);
+  const Header header = {kFrameMagic, Kind::kAlive, sign.life, text.size()};
+  const std::string frame =
+      std::string(reinterpret_cast<const char*>(&header), sizeof header) + text;
+  bool all_know = true;
+  for (std::int64_t r = 0; r < size(); ++r) {
+    Peer& peer = x_peers[static_cast<std::size_t>(r)];
+    // Never waits: who writes to the peer now, or has written what it did not take yet, gives it a
+    // sign of life as well.
+    const std::unique_lock writing(peer.writing, std::try_to_lock);
+    const bool free = writing.owns_lock();
+    if (free && (peer.broken || peer.closed)) continue;
+    if (!free || !has_taken_all(peer.socket)) {
+      all_know = false;
+      continue;
+    }
+    const ssize_t sent = send(peer.socket.number(), frame.data(), frame.size(), MSG_NOSIGNAL);
+    peer.broken = sent >= 0 && static_cast<std::size_t>(sent) < frame.size();
+  }
+  // Who this is, all ranks learn soon.
+  x_watched->known = x_watched->known || all_know;
+  if (!x_watched->known) x_watched->next = now + std::chrono::milliseconds(10);
+  const Verdict verdict = peers.verdict(now);
+  if (verdict.why.empty()) return;
+  // Nothing is read of it any more.
+  if (verdict.silent >= 0) x_peers[static_cast<std::size_t>(verdict.silent)].closed = true;
+  if (fail(verdict.why)) spread();
 }
 
 /// Reads what there is, some frames at most.
@@ -348,7 +413,10 @@ void TcpMesh::read_from(std::int64_t number) {
 
 /// Whether anything came; notices that the peer is gone.
 bool TcpMesh::take(std::int64_t number, ssize_t got) {
-  if (got > 0) return true;
+  if (got > 0) {
+    x_watched->peers.heard(number, now());
+    return true;
+  }
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   Peer& peer = x_peers[static_cast<std::size_t>(number)];
   peer.closed = true;
@@ -358,19 +426,21 @@ bool TcpMesh::take(std::int64_t number, ssize_t got) {
     const std::lock_guard lock(x_mutex);
     expected = peer.bye;
   }
-  if (!expected && fail(rank_name(number) + " is gone: " + why)) spread();
+  if (!expected && fail(x_watched->peers.gone(number, why, now()))) spread();
   return false;
 }
 
 void TcpMesh::take_header(std::int64_t number) {
   Peer& peer = x_peers[static_cast<std::size_t>(number)];
   const Header& header = peer.header;
-  const bool has_payload = header.kind == Kind::kData || header.kind == Kind::kAbort;
-  const std::size_t most = header.kind == Kind::kData ? kFrameBytes : kLongestReason;
+  const bool is_text = header.kind == Kind::kAbort || header.kind == Kind::kAlive;
+  const bool has_payload = header.kind == Kind::kData || is_text;
+  const std::size_t most = is_text ? kLongestReason : kFrameBytes;
   bool sound = header.magic == kFrameMagic && (!has_payload || header.bytes <= most);
   {
     const std::lock_guard lock(x_mutex);
-    sound = sound && (x_lines.size() < kMostLines || x_lines.contains({number, header.tag}));
+    sound =
+        sound && (x_lines.size() < kMostLines || x_lines.contains({number, header.tag}) || is_text);
     if (sound && header.kind < Kind::kAbort) {
       Line& line = x_lines[{number, header.tag}];
       if (header.kind == Kind::kSends) ++line.other_sends;
@@ -386,8 +456,9 @@ void TcpMesh::take_header(std::int64_t number) {
       }
     }
     if (header.kind == Kind::kBye) peer.bye = true;
-    sound = sound && header.kind >= Kind::kSends && header.kind <= Kind::kBye;
+    sound = sound && header.kind >= Kind::kSends && header.kind <= Kind::kAlive;
   }
+  if (header.kind == Kind::kBye) x_watched->peers.left(number);
   x_changed.notify_all();
   if (!sound) {
     peer.closed = true;
@@ -398,7 +469,7 @@ void TcpMesh::take_header(std::int64_t number) {
   }
   if (!has_payload) return;
   peer.payload = header.bytes;
-  peer.reason.clear();
+  peer.text.clear();
   if (header.kind == Kind::kData && header.bytes == 0) take_data(number);
 }
 
@@ -409,9 +480,14 @@ void TcpMesh::take_payload(std::int64_t number) {
       recv(peer.socket.number(), text.data(), std::min(text.size(), peer.payload), 0);
   if (!take(number, got)) return;
   peer.payload -= static_cast<std::size_t>(got);
-  peer.reason.append(text.data(), static_cast<std::size_t>(got));
-  if (peer.payload > 0 || peer.header.kind != Kind::kAbort) return;
-  if (fail(peer.reason)) spread();
+  peer.text.append(text.data(), static_cast<std::size_t>(got));
+  if (peer.payload > 0) return;
+  if (peer.header.kind == Kind::kAlive) {
+    Sign sign = read_sign(peer.text);
+    sign.life = peer.header.tag;
+    x_watched->peers.told(number, sign, now());
+  }
+  if (peer.header.kind == Kind::kAbort && fail(peer.text)) spread();
 }
 
 /// Into the memory of the receive that waits longest; nowhere once the job has ended.

@@ -18,6 +18,7 @@
 
 #include "executor/tcp_socket.h"
 #include "executor/transport.h"
+#include "executor/watch/peer_watch.h"
 
 namespace foretrain {
 
@@ -37,7 +38,8 @@ class TcpMesh {
  public:
   /// `ranks`: connections by rank. `ends_process`: a process that is still here so many seconds
   /// after the job was ended exits, as one that waits for a device would for ever; 0: never.
-  TcpMesh(std::int64_t rank, std::vector<Socket> ranks, double ends_process);
+  /// `silence`: ranks without a sign of life end the job; negative seconds: the usual time.
+  TcpMesh(std::int64_t rank, std::vector<Socket> ranks, double ends_process, Silence silence = {});
   /// Ends the job, where `finish` has not been called.
   ~TcpMesh();
   TcpMesh(const TcpMesh&) = delete;
@@ -45,10 +47,11 @@ class TcpMesh {
   TcpMesh(TcpMesh&&) = delete;
   TcpMesh& operator=(TcpMesh&&) = delete;
 
-  std::int64_t rank() const { return x_rank; }
   std::int64_t size() const { return static_cast<std::int64_t>(x_peers.size()); }
   /// A number for what shares the mesh: the same on all ranks that ask as often.
   std::uint64_t next_user() { return x_users++; }
+  /// What this rank does, which it tells the others.
+  OpsUnderWay& ops() { return x_watched->ops; }
 
   /// All progress together; returns when all are done. Threads may call at the same time with
   /// different tags.
@@ -62,12 +65,13 @@ class TcpMesh {
   Status finish();
 
  private:
-  enum class Kind : std::uint32_t { kSends = 1, kReceives, kData, kSignal, kAbort, kBye };
+  enum class Kind : std::uint32_t { kSends = 1, kReceives, kData, kSignal, kAbort, kBye, kAlive };
   struct Header {
     std::uint32_t magic = 0;
     Kind kind = Kind::kBye;
     std::uint64_t tag = 0;
-    std::uint64_t bytes = 0;  ///< of the array that is announced; of kData and kAbort: that follow
+    std::uint64_t bytes =
+        0;  ///< of the array that is announced; of kData, kAbort, kAlive: that follow
   };
   /// A receive that is posted.
   struct Part {
@@ -90,12 +94,21 @@ class TcpMesh {
     Header header;
     std::size_t header_bytes = 0;
     std::size_t payload = 0;  ///< bytes of the frame that are still to come
-    std::string reason;       ///< of kAbort
+    std::string text;         ///< of kAbort and kAlive
     bool closed = false;
     // By `x_mutex`:
     bool bye = false;
   };
   using Key = std::pair<std::int64_t, std::uint64_t>;
+
+  /// Signs of life, of this rank and of the others.
+  struct Watched {
+    PeerWatch peers;
+    OpsUnderWay ops;
+    OwnLife life;        // of the reader alone
+    Moment next;         // likewise: when it looks again
+    bool known = false;  // likewise: every rank was told who this is
+  };
 
   struct Open;
   Status start(std::span<const TcpTransfer> transfers, std::vector<Open>& open);
@@ -107,12 +120,12 @@ class TcpMesh {
   bool write_bytes(const Peer& peer, const void* data, std::size_t bytes, bool more,
                    Deadline by) const;
   Error failure();
-  bool said_bye(std::int64_t peer) const;
   Error left_alone_by(std::int64_t peer);
   bool fail(const std::string& reason) noexcept;
   void spread();
 
   void read_all();
+  void look_at_lives(Moment now);
   void look_at_end(std::chrono::steady_clock::time_point now);
   void read_from(std::int64_t number);
   bool take(std::int64_t number, ssize_t got);
@@ -127,12 +140,15 @@ class TcpMesh {
   std::mutex x_mutex;
   std::condition_variable x_changed;
   std::map<Key, Line> x_lines;
-  Error x_reason;
+  struct {
+    Error reason;
+    Moment at;
+  } x_end;  ///< by `x_mutex`, once it has failed
   bool x_finished = false;
   Part* x_filling = nullptr;  ///< the reader writes to it without the mutex
   std::atomic<bool> x_failed{false}, x_stop{false};
-  std::chrono::steady_clock::time_point x_failed_at;  ///< by `x_mutex`
-  Socket x_wake;                                      ///< an event that ends the reader's wait
+  std::unique_ptr<Watched> x_watched;
+  Socket x_wake;  ///< an event that ends the reader's wait
   std::thread x_reader;
 };
 

@@ -15,7 +15,7 @@ namespace foretrain {
 namespace {
 
 constexpr std::array<char, 8> kGreeting = {'f', 'o', 'r', 'e', 't', 'r', 'n', '\n'};
-constexpr std::uint32_t kProtocol = 1;
+constexpr std::uint32_t kProtocol = 2;
 constexpr std::size_t kLongestRefusal = 2000;
 /// For a stranger to say who it is, and for what all but comes at once.
 constexpr double kSoon = 20;

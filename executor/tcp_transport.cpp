@@ -11,7 +11,7 @@ namespace foretrain {
 namespace {
 
 /// Seconds that a process may go on for after its job was ended: it may wait for a device.
-constexpr double kEndsProcess = 10;
+constexpr double kEndsProcess = 3;
 
 enum class Space : std::uint64_t { kControl, kGroup, kChannel };
 
@@ -23,6 +23,14 @@ Range range_of(std::size_t count, std::size_t n, std::size_t part) {
   const std::size_t each = count / n;
   const std::size_t rest = count % n;
   return {each * part + std::min(part, rest), each + (part < rest ? 1 : 0)};
+}
+
+std::vector<Range> equal_parts(std::size_t members, const CollectiveCall& call) {
+  std::vector<Range> out(members);
+  for (std::size_t m = 0; m < members; ++m) {
+    out[m] = range_of(static_cast<std::size_t>(call.count), members, m);
+  }
+  return out;
 }
 
 template <typename T>
@@ -124,6 +132,7 @@ class TcpTransport : public Transport {
   }
 
   void abort(const std::string& reason) noexcept override { x_mesh->abort(reason); }
+  OpsUnderWay* ops(RankId) override { return &x_mesh->ops(); }
   bool ranks_are_processes() const override { return true; }
 
  private:
@@ -206,16 +215,8 @@ class TcpTransport : public Transport {
     return ok_status();
   }
 
-  static std::vector<Range> equal_parts(const Members& members, const CollectiveCall& call) {
-    std::vector<Range> out(members.size());
-    for (std::size_t m = 0; m < out.size(); ++m) {
-      out[m] = range_of(static_cast<std::size_t>(call.count), out.size(), m);
-    }
-    return out;
-  }
-
   Status all_reduce(const Members& members, const CollectiveCall& call) {
-    const std::vector<Range> parts = equal_parts(members, call);
+    const std::vector<Range> parts = equal_parts(members.size(), call);
     const std::size_t element = call.element();
     std::vector<std::byte> sum;
     FT_TRY(reduce_part(members, call, parts, sum));
@@ -250,7 +251,7 @@ class TcpTransport : public Transport {
 
   Status reduce_scatter(const Members& members, const CollectiveCall& call) {
     std::vector<std::byte> sum;
-    FT_TRY(reduce_part(members, call, equal_parts(members, call), sum));
+    FT_TRY(reduce_part(members, call, equal_parts(members.size(), call), sum));
     std::memcpy(call.receive, sum.data(), sum.size());
     return ok_status();
   }
@@ -340,7 +341,7 @@ std::uint64_t sum_of(const Workload& workload) {
   return out;
 }
 
-Result<MpiWorld> join_tcp(const Workload& workload, const JobVariables& job) {
+Result<MpiWorld> join_tcp(const Workload& workload, const JobVariables& job, Silence silence) {
   // Another Workload goes through the connections of the first.
   static std::weak_ptr<TcpMesh> joined;
   if (!job.problem.empty()) return input_error("the variables of this job: " + job.problem);
@@ -363,7 +364,7 @@ Result<MpiWorld> join_tcp(const Workload& workload, const JobVariables& job) {
       unsetenv(kListenerVariable);
     }
     FT_ASSIGN(std::vector<Socket> ranks, meet_by_tcp(std::move(tcp)));
-    mesh = std::make_shared<TcpMesh>(job.rank, std::move(ranks), kEndsProcess);
+    mesh = std::make_shared<TcpMesh>(job.rank, std::move(ranks), kEndsProcess, silence);
     joined = mesh;
   }
   MpiWorld world;

@@ -24,7 +24,7 @@ std::uint64_t sum_of(const Workload& workload);
 
 /// One process of a job that its variables describe. May be called again for another Workload of as
 /// many ranks, while the first world lives.
-Result<MpiWorld> join_tcp(const Workload& workload, const JobVariables& job);
+Result<MpiWorld> join_tcp(const Workload& workload, const JobVariables& job, Silence silence);
 
 /// A listening socket that the starter of rank 0 left open for it: the number.
 inline constexpr const char* kListenerVariable = "FORETRAIN_LISTENER";

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "executor/transport.h"
+#include "executor/watch/thread_watch.h"
 #include "sim/base/check.h"
 #include "sim/base/threads.h"
 
@@ -52,10 +53,11 @@ struct Mailbox {
 
 class ThreadTransport : public Transport {
  public:
-  explicit ThreadTransport(const Workload& workload)
+  ThreadTransport(const Workload& workload, double silence)
       : x_workload(workload),
         x_groups(workload.groups.size() + 1),
-        x_channels(workload.channels.size()) {
+        x_channels(workload.channels.size()),
+        x_watch(workload.ranks.size(), silence, [this](const std::string& why) { abort(why); }) {
     for (std::size_t g = 0; g < workload.groups.size(); ++g) {
       x_groups[g].calls.resize(workload.groups[g].size());
     }
@@ -66,14 +68,17 @@ class ThreadTransport : public Transport {
     const std::vector<RankId>& members = x_workload.groups[group.index()];
     const auto at = std::find(members.begin(), members.end(), self);
     FT_CHECK(at != members.end(), "a rank uses a group that it is no member of");
+    const WaitsHere waits(x_watch.of(self));
     return meet(x_groups[group.index()], static_cast<std::size_t>(at - members.begin()), call);
   }
 
   Status barrier(RankId self) override {
+    const WaitsHere waits(x_watch.of(self));
     return meet(x_groups.back(), self.index(), CollectiveCall{});
   }
 
   Status exchange(RankId self, std::span<const MessageCall> messages, Arrival*) override {
+    const WaitsHere waits(x_watch.of(self));
     const auto done = std::make_shared<bool[]>(messages.size());
     for (std::size_t i = 0; i < messages.size(); ++i) {
       const Channel& channel = x_workload.channels[messages[i].channel.index()];
@@ -118,6 +123,8 @@ class ThreadTransport : public Transport {
     if (self.value != 0) values = x_broadcast;
     return barrier(self);
   }
+
+  OpsUnderWay* ops(RankId self) override { return &x_watch.of(self); }
 
   void abort(const std::string& reason) noexcept override {
     {
@@ -256,12 +263,13 @@ class ThreadTransport : public Transport {
   std::vector<std::int64_t> x_broadcast;
   std::atomic<bool> x_aborted{false};
   Error x_reason;
+  ThreadWatch x_watch;  ///< the last: what it ends goes after it
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_thread_transport(const Workload& workload) {
-  return std::make_unique<ThreadTransport>(workload);
+std::unique_ptr<Transport> make_thread_transport(const Workload& workload, double silence) {
+  return std::make_unique<ThreadTransport>(workload, silence);
 }
 
 }  // namespace foretrain

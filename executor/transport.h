@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "executor/watch/life.h"
 #include "sim/base/result.h"
 #include "sim/program/program.h"
 
@@ -71,6 +72,8 @@ class Transport {
   /// Ends what all ranks wait for. Memory that runs out here costs the reason's text alone.
   virtual void abort(const std::string& reason) noexcept = 0;
 
+  /// Where the rank notes what it does, for messages and to tell ranks that hang; none: nowhere.
+  virtual OpsUnderWay* ops(RankId) { return nullptr; }
   /// A thread of the rank begins or ends a kernel: while one runs, those that wait for other ranks
   /// leave it the core.
   virtual void kernel_begins(RankId) {}
@@ -85,7 +88,28 @@ class Transport {
   std::uint64_t x_id;
 };
 
-/// Ranks are threads of this process.
-std::unique_ptr<Transport> make_thread_transport(const Workload& workload);
+/// While it lives the rank does what the name says, which must outlive it.
+class OpUnderWay {
+ public:
+  OpUnderWay(Transport& transport, RankId rank, const std::string& name)
+      : x_ops(transport.ops(rank)), x_name(name) {
+    if (x_ops != nullptr) x_ops->begins(x_name);
+  }
+  OpUnderWay(const OpUnderWay&) = delete;
+  OpUnderWay& operator=(const OpUnderWay&) = delete;
+  OpUnderWay(OpUnderWay&&) = delete;
+  OpUnderWay& operator=(OpUnderWay&&) = delete;
+  ~OpUnderWay() {
+    if (x_ops != nullptr) x_ops->ends(x_name);
+  }
+
+ private:
+  OpsUnderWay* x_ops;
+  const std::string& x_name;
+};
+
+/// Ranks are threads of this process. `silence` > 0: after so many seconds in which no rank does
+/// anything the job ends, and soon after that the process.
+std::unique_ptr<Transport> make_thread_transport(const Workload& workload, double silence = 0);
 
 }  // namespace foretrain

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <span>
 
 #include "executor/host_rank.h"
@@ -21,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using StateClock = std::chrono::steady_clock;
 
-constexpr const char* kStateSchema = "foretrain/state/2";
+constexpr const char* kStateSchema = "foretrain/state/3";
 constexpr const char* kMapSchema = "foretrain/state-map/1";
 
 double state_seconds(StateClock::time_point begin) {
@@ -160,21 +161,49 @@ StepBatch batch_of(const Workload& workload) {
   return {batch.sequences * batch.microbatches * takers, batch.length};
 }
 
+/// The number in the name of a state's folder; -1 where it is none.
+std::int64_t steps_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (!name.starts_with("step-")) return -1;
+  const std::string digits = name.substr(5);
+  const bool number = !digits.empty() && digits.size() < 18 &&
+                      digits.find_first_not_of("0123456789") == std::string::npos;
+  return number ? std::stoll(digits) : -1;
+}
+
 /// Steps of the folders that have a list, the newest first.
 std::vector<std::int64_t> saved_steps(const StateFolder& folder) {
   std::vector<std::int64_t> out;
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder.path, ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("step-")) continue;
-    const std::string digits = name.substr(5);
-    const bool number = !digits.empty() && digits.size() < 18 &&
-                        digits.find_first_not_of("0123456789") == std::string::npos;
-    if (number && fs::exists(entry.path() / "state.json", ignored))
-      out.push_back(std::stoll(digits));
+    const std::int64_t steps = steps_of(entry.path());
+    if (steps >= 0 && fs::exists(entry.path() / "state.json", ignored)) out.push_back(steps);
   }
   std::sort(out.rbegin(), out.rend());
   return out;
+}
+
+/// What runs that were killed left behind: folders of earlier steps without a list, and in this
+/// state's folder files that no rank of it wrote.
+void remove_rests(const StateFolder& folder, std::int64_t steps, std::size_t ranks) {
+  std::error_code ignored;
+  std::set<fs::path> wanted = {list_of(folder, steps)};
+  for (std::size_t r = 0; r < ranks; ++r) {
+    wanted.insert({file_of(folder, steps, r), map_of(folder, steps, r)});
+  }
+  std::vector<fs::path> rests;
+  for (const fs::directory_entry& entry :
+       fs::directory_iterator(folder_of(folder, steps), ignored)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours = name.starts_with("rank-") || name.starts_with(".foretrain-");
+    if (ours && !wanted.contains(entry.path())) rests.push_back(entry.path());
+  }
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.path, ignored)) {
+    const std::int64_t done = steps_of(entry.path());
+    if (done < 0 || done >= steps || fs::exists(entry.path() / "state.json", ignored)) continue;
+    rests.push_back(entry.path());
+  }
+  for (const fs::path& rest : rests) fs::remove_all(rest, ignored);
 }
 
 Status write_list(const StateFolder& folder, const Workload& workload, std::int64_t steps,
@@ -201,6 +230,7 @@ Status write_list(const StateFolder& folder, const Workload& workload, std::int6
     files.push_back(std::move(file));
   }
   json.set("ranks", std::move(files));
+  json.set("checksum", hex_of(hash_text(0, dump_json(json, -1))));
   FT_TRY(write_text_file(list_of(folder, steps).string(), dump_json(json) + "\n"));
   const std::vector<std::int64_t> all = saved_steps(folder);
   for (std::size_t i = static_cast<std::size_t>(folder.keep); i < all.size(); ++i) {
@@ -209,7 +239,32 @@ Status write_list(const StateFolder& folder, const Workload& workload, std::int6
     fs::remove(list_of(folder, all[i]), ignored);
     fs::remove_all(folder_of(folder, all[i]), ignored);
   }
+  remove_rests(folder, steps, of_ranks.size());
   return ok_status();
+}
+
+/// What is wrong with a list itself; "" where nothing is.
+std::string fault_of_list(const Json& list, std::int64_t steps) {
+  const Json* schema = list.find("schema");
+  if (schema == nullptr || !(*schema == Json(kStateSchema))) {
+    return std::string("is no list of a state of this version (") + kStateSchema + ")";
+  }
+  Json rest = list;
+  Json sum;
+  if (const Json* found = rest.find("checksum"); found != nullptr) sum = *found;
+  rest.erase("checksum");
+  if (!(sum == Json(hex_of(hash_text(0, dump_json(rest, -1)))))) {
+    return "its own checksum is another one: it is damaged";
+  }
+  const Json* said = list.find("steps");
+  if (said == nullptr || !(*said == Json(steps))) {
+    return "is of another step than its folder's name says";
+  }
+  const Json* ranks = list.find("ranks");
+  if (ranks == nullptr || ranks->array() == nullptr || list.find("fingerprint") == nullptr) {
+    return "is no list of a state";
+  }
+  return "";
 }
 
 /// What is wrong with the files of a list; "" where nothing is.
@@ -347,6 +402,8 @@ Result<StateMeasure> save_state(const StateFolder& folder, const Workload& workl
                                 std::int64_t steps) {
   const StateClock::time_point begin = StateClock::now();
   StateMeasure out;
+  const std::string name = "write of the state after step " + std::to_string(steps);
+  const OpUnderWay under_way(transport, rank, name);
   FT_ASSIGN(HostRank<float>* const host, host_rank(runner));
   const std::vector<std::span<std::byte>> buffers = state_of(*host);
   std::error_code error;
@@ -385,14 +442,13 @@ Result<SavedPoint> newest_state(const StateFolder& folder, const Workload& workl
   for (const std::int64_t steps : saved_steps(folder)) {
     const std::string path = list_of(folder, steps).string();
     const Result<Json> list = read_json_file(path);
-    const Json* schema = list.ok() ? list.value().find("schema") : nullptr;
-    const Json* print = list.ok() ? list.value().find("fingerprint") : nullptr;
-    const Json* ranks = list.ok() ? list.value().find("ranks") : nullptr;
-    if (schema == nullptr || !(*schema == Json(kStateSchema)) || print == nullptr ||
-        ranks == nullptr || ranks->array() == nullptr) {
-      notes.push_back(path + ": is no list of a state; it is left out");
+    const std::string wrong =
+        list.ok() ? fault_of_list(list.value(), steps) : "cannot be read: " + list.error().message;
+    if (!wrong.empty()) {
+      notes.push_back(path + ": " + wrong + "; it is left out");
       continue;
     }
+    const Json* print = list.value().find("fingerprint");
     const bool other = !(*print == Json(hex_of(fingerprint_of(workload))));
     if (other) FT_TRY(check_other_plan(folder, workload, list.value(), path));
     const std::string fault = fault_of(folder, steps, list.value());
@@ -406,6 +462,8 @@ Result<StateMeasure> load_state(const StateFolder& folder, RankRunner& runner, R
                                 Transport& transport, std::int64_t steps) {
   const StateClock::time_point begin = StateClock::now();
   StateMeasure out;
+  const std::string name = "read of the state after step " + std::to_string(steps);
+  const OpUnderWay under_way(transport, rank, name);
   FT_ASSIGN(HostRank<float>* const host, host_rank(runner));
   if (folder.of_other_plan) {
     FT_TRY(load_ranges(folder, steps, *host, out));

@@ -81,14 +81,14 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
   return out;
 }
 
-Result<Job> start_job(const HostRun& host, bool threads,
-                      const std::vector<std::string>& arguments) {
+Result<Job> start_job(const HostRun& host, bool threads, const std::vector<std::string>& arguments,
+                      double silence) {
   using By = RankStart::By;
   Job job;
   job.ranks = static_cast<std::int64_t>(host.workload.ranks.size());
   const RankStart start = rank_start(threads);
   if (start.by == By::kMpi || start.by == By::kTcp) {
-    FT_ASSIGN(job.world, join_job(host.workload));
+    FT_ASSIGN(job.world, join_job(host.workload, {silence, !host.on_cuda()}));
     job.kind = start.by == By::kMpi ? Job::Kind::kMpi : Job::Kind::kTcp;
     if (host.on_cuda()) FT_TRY(take_seats(host.cuda, job.world.rank, *job.world.transport));
     return job;

@@ -45,7 +45,9 @@ struct Job {
 /// One rank: alone. Several, as `rank_start` says: joins the job that this process is part of; else
 /// starts `arguments` again, once a rank, and waits (kRelaunched); else threads. On devices every
 /// rank of a job has one of its own, or it is refused.
-Result<Job> start_job(const HostRun& host, bool threads, const std::vector<std::string>& arguments);
+/// `silence`: seconds, see `Silence`.
+Result<Job> start_job(const HostRun& host, bool threads, const std::vector<std::string>& arguments,
+                      double silence = -1);
 
 /// The error of ranks that ended with a code other than 0.
 Status relaunched_status(const Job& job);

@@ -236,6 +236,12 @@ Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
   verb->add_flag("--resume", args.only.resume,
                  "Go on from the newest whole one; --steps counts those before it too")
       ->needs(states);
+  verb->add_option_function<double>(
+          "--silence", [&args](const double& seconds) { args.only.silence = seconds; },
+          "Seconds without a sign of life of a rank after which the run ends; 0: never (default 4 "
+          "on one machine, 30 on several)")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.0, 1e6));
   verb->add_flag("--records", args.only.records,
                  "CUDA: tell from CUPTI's records what of the ops' time is queueing");
   return {verb, [&args] { return foretrain::execute(args); }};

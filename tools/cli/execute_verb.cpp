@@ -235,9 +235,11 @@ Status execute(const ExecuteArgs& args) {
   }
   ExecuteOptions options = execute_options(host, args.steps);
   options.host.records = args.only.records;
+  options.silence = args.only.silence < 0 ? kSilenceHere : args.only.silence;
+  if (host.on_cuda()) options.silence = 0;
   std::vector<std::string> notes;
   FT_TRY(set_states(args, host, notes, options));
-  FT_ASSIGN(Job job, start_job(host, args.threads, args.command_line));
+  FT_ASSIGN(Job job, start_job(host, args.threads, args.command_line, args.only.silence));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (job.speaks()) warn_of_idle_keys(args.quiet, host.run);
   for (const std::string& note : notes) {

@@ -70,6 +70,7 @@ struct ExecuteOnly {
   StateFolder states;    ///< of `--checkpoint`; no path: none are written
   bool resume = false;   ///< from the newest of them
   bool records = false;  ///< of a device: what of its ops' time is queueing
+  double silence = -1;   ///< s without a sign of life; 0: for ever; < 0: the usual time
 };
 
 struct ExecuteArgs {
