@@ -300,7 +300,8 @@ Status check_other_plan(const StateFolder& folder, const Workload& workload, con
   const std::string where = "--resume: " + path + ": ";
   const auto number = [&list](const char* key) {
     const Json* found = list.find(key);
-    return found == nullptr ? std::int64_t{0} : static_cast<std::int64_t>(found->number());
+    const auto* whole = found == nullptr ? nullptr : std::get_if<std::int64_t>(&found->value);
+    return whole == nullptr ? std::int64_t{0} : *whole;
   };
   const Json* model = list.find("model");
   if (model == nullptr || !(*model == Json(folder.model))) {

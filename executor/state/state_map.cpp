@@ -92,7 +92,13 @@ Result<Bytes> take_from(const fs::path& path, const StateRun& run, std::size_t p
   if (stretches.empty() || all_known(known, stretches)) return Bytes{0};
   const std::int64_t first = stretches.front().first;
   const std::int64_t end = stretches.back().first + stretches.back().count;
-  std::vector<float> values(static_cast<std::size_t>(end - first));
+  std::error_code none;
+  const std::uintmax_t there = fs::file_size(path, none);
+  const auto wanted = static_cast<std::uintmax_t>(end - first);
+  if (none || wanted > there / sizeof(float)) {
+    return input_error("--resume: " + path.string() + ": is too short");
+  }
+  std::vector<float> values(wanted);
   std::ifstream file(path, std::ios::binary);
   const auto bytes = static_cast<std::streamsize>(values.size() * sizeof(float));
   file.seekg(run.at[part] + (first - run.begin) * static_cast<std::int64_t>(sizeof(float)));
@@ -185,10 +191,16 @@ Result<std::vector<StateRun>> read_state_runs(const Json& json, const std::strin
     if (at != nullptr && (at->array() == nullptr || at->array()->size() != kStateParts)) {
       reader.fail("at", "found " + describe(*at) + ", expected three bytes");
     }
-    FT_TRY(reader.finish());
-    for (std::size_t p = 0; p < kStateParts; ++p) {
-      run.at[p] = static_cast<std::int64_t>((*at->array())[p].number());
+    for (std::size_t p = 0; !reader.failed() && p < kStateParts; ++p) {
+      const Json& byte = (*at->array())[p];
+      const auto* whole = std::get_if<std::int64_t>(&byte.value);
+      if (whole == nullptr || *whole < kAny.low || *whole > kAny.high) {
+        reader.fail("at", "found " + describe(byte) + ", expected the number of a byte");
+      } else {
+        run.at[p] = *whole;
+      }
     }
+    FT_TRY(reader.finish());
     out.push_back(std::move(run));
   }
   return out;

@@ -10,6 +10,7 @@
 #include "executor/execute.h"
 #include "executor/state/state_map.h"
 #include "models/lower.h"
+#include "sim/base/file.h"
 #include "sim/base/threads.h"
 #include "tests/execution/device_plans.h"
 #include "tests/execution/drawn_plans.h"
@@ -133,6 +134,38 @@ void expect_state_moves(std::uint64_t seed, DrawnKind kind) {
   EXPECT_EQ(values_in(folder("again")), saved);
   EXPECT_EQ(losses_of(many, 2, 3, folder("again"), ""), std::vector<double>{whole[2]});
   fs::remove_all(place);
+}
+
+/// What is said of a rank's list whose only run has these members in place of good ones.
+std::string fault_of_run(const std::string& members) {
+  const std::string good =
+      R"({"tensor": "w", "layer": 0, "rows": 8, "width": 8, "first_row": 0, "first_col": 0,)";
+  const Result<Json> list = parse_json("[" + good + members + "}]", "list");
+  const Result<std::vector<StateRun>> runs = read_state_runs(list.value(), "rank-0.json");
+  if (!runs.ok()) return runs.error().message;
+  const fs::path file = fs::path(testing::TempDir()) / ("map-" + std::to_string(getpid()));
+  EXPECT_TRUE(write_text_file(file.string(), std::string(768, '\0')).ok());
+  StateRun wanted = runs.value().front();
+  wanted.cols = 8;
+  wanted.begin = 0;
+  wanted.count = 64;
+  std::vector<float> values(64);
+  const Status read = StateSource({file}, {runs.value()}).read(wanted, 0, values.data());
+  fs::remove(file);
+  return read.ok() ? "" : read.error().message;
+}
+
+TEST(StateMaps, SayNoMoreThanAFileHas) {
+  EXPECT_EQ(fault_of_run(R"("cols": 8, "begin": 0, "count": 64, "at": [0, 256, 512])"), "");
+  for (const char* at : {"[0, 256, 1e300]", "[0, 256, -1]", "[0, 256, \"a\"]", "[0, 256]"}) {
+    const std::string fault =
+        fault_of_run(R"("cols": 8, "begin": 0, "count": 64, "at": )" + std::string(at));
+    EXPECT_NE(fault.find("rank-0.json: /runs/0/at: found"), std::string::npos) << fault;
+  }
+  // Rows of a slice that is as wide as a disk.
+  const std::string wide = fault_of_run(
+      R"("cols": 100000000000000000, "begin": 0, "count": 1000000000000000000, "at": [0, 0, 0])");
+  EXPECT_NE(wide.find("is too short"), std::string::npos) << wide;
 }
 
 class MovedStates : public ::testing::TestWithParam<int> {};
