@@ -1,6 +1,7 @@
 // Files that profilers write: read token by token, their kernels classified, their steps found.
 #include <gtest/gtest.h>
 #include <sqlite3.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -240,7 +241,8 @@ TEST(Steps, StandApartInOrder) {
 
 /// A database of what Nsight Systems writes of two processes, each with a GPU that it calls 0.
 std::string nsight_export(const char* more = "") {
-  std::string path = ::testing::TempDir() + "foretrain-nsight.sqlite";
+  std::string path =
+      ::testing::TempDir() + "foretrain-nsight-" + std::to_string(getpid()) + ".sqlite";
   std::filesystem::remove(path);
   sqlite3* base = nullptr;
   EXPECT_EQ(sqlite3_open(path.c_str(), &base), SQLITE_OK);
