@@ -93,7 +93,7 @@ class ThreadTransport : public Transport {
     for (std::size_t i = 0; i < messages.size(); ++i) {
       Mailbox& box = x_channels[messages[i].channel.index()];
       std::unique_lock lock(box.mutex);
-      box.changed.wait(lock, [&] { return x_aborted || done[i]; });
+      box.changed.wait(lock, [&] { return x_aborted || done.get()[i]; });
       // After an abort nothing is delivered, so nothing refers to this frame any more.
       if (x_aborted) return failure();
     }
@@ -158,7 +158,7 @@ class ThreadTransport : public Transport {
       box.sends.pop_front();
       box.receives.pop_front();
       std::memcpy(receive.call.data, send.call.data, static_cast<std::size_t>(send.call.bytes));
-      send.done[send.index] = receive.done[receive.index] = true;
+      send.done.get()[send.index] = receive.done.get()[receive.index] = true;
       box.changed.notify_all();
     }
   }

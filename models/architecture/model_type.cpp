@@ -42,11 +42,11 @@ void read_object(JsonReader& reader, const char* key, Json::Object& out) {
   out = *whole.object();
 }
 
-Status add(const std::string& name, int depth, ModelType& out) {
+Status add(const std::string& name, int depth, ModelType& out);
+
+Status add(const Json& json, const std::string& path, int depth, ModelType& out) {
   constexpr int kDeepest = 8;
-  const std::string path = path_of(name);
   if (depth > kDeepest) return input_error(path + ": /like: types are like each other in a ring");
-  FT_ASSIGN(const Json json, parse_json(find_asset(path), path));
   JsonReader reader(json, path, "");
   std::string like;
   std::string source;
@@ -73,6 +73,12 @@ Status add(const std::string& name, int depth, ModelType& out) {
   return reader.finish();
 }
 
+Status add(const std::string& name, int depth, ModelType& out) {
+  const std::string path = path_of(name);
+  FT_ASSIGN(const Json json, parse_json(find_asset(path), path));
+  return add(json, path, depth, out);
+}
+
 }  // namespace
 
 std::vector<std::string> model_type_names() {
@@ -93,6 +99,12 @@ Result<ModelType> load_model_type(const std::string& name) {
   ModelType out;
   out.name = name;
   FT_TRY(add(name, 0, out));
+  return out;
+}
+
+Result<ModelType> read_model_type(const Json& json, const std::string& source) {
+  ModelType out;
+  FT_TRY(add(json, source, 0, out));
   return out;
 }
 

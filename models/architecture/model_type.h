@@ -35,6 +35,8 @@ struct ModelType {
 std::vector<std::string> model_type_names();
 bool is_model_type(const std::string& name);
 Result<ModelType> load_model_type(const std::string& name);
+/// Of a document; the type that it is `like` is one of those.
+Result<ModelType> read_model_type(const Json& json, const std::string& source);
 
 /// Keys that change neither shapes nor costs in files of any type.
 Result<std::vector<std::string>> harmless_keys();

@@ -22,7 +22,6 @@ namespace foretrain {
 namespace {
 
 constexpr std::size_t kBufferBytes = std::size_t{1} << 18;
-constexpr std::size_t kReadLimit = std::size_t{1} << 30;
 constexpr int kGzipWindow = 15 + 16;  // zlib: 16 asks for a gzip header
 
 Error cannot(const std::string& verb, const std::string& path, const std::string& reason) {
@@ -281,7 +280,7 @@ Status write_text_file(const std::string& path, std::string_view text) {
   return file.commit();
 }
 
-Result<std::string> read_compressed_file(const std::string& path) {
+Result<std::string> read_compressed_file(const std::string& path, std::size_t limit) {
   errno = 0;
   struct Closer {
     void operator()(gzFile file) const { gzclose(file); }
@@ -293,7 +292,9 @@ Result<std::string> read_compressed_file(const std::string& path) {
   int got = 0;
   while ((got = gzread(file.get(), chunk.data(), static_cast<unsigned>(chunk.size()))) > 0) {
     text.append(chunk.data(), static_cast<std::size_t>(got));
-    if (text.size() > kReadLimit) return cannot("read", path, "larger than 1 GiB");
+    if (text.size() > limit) {
+      return cannot("read", path, "larger than " + std::to_string(limit) + " bytes");
+    }
   }
   int code = Z_OK;
   const char* reason = gzerror(file.get(), &code);

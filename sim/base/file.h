@@ -1,6 +1,7 @@
 // Output files that are whole or absent, and input files that may be compressed.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -51,8 +52,11 @@ class AtomicFile {
 /// Writes a whole file at once.
 Status write_text_file(const std::string& path, std::string_view text);
 
-/// The whole content of a file of at most 1 GiB, decompressed if it is gzip (whatever its name).
-/// A truncated or damaged archive is an error.
-Result<std::string> read_compressed_file(const std::string& path);
+/// What a file may hold, decompressed.
+inline constexpr std::size_t kReadLimit = std::size_t{1} << 30;
+
+/// The whole content of a file of at most `limit` bytes, decompressed if it is gzip (whatever its
+/// name). A truncated or damaged archive is an error.
+Result<std::string> read_compressed_file(const std::string& path, std::size_t limit = kReadLimit);
 
 }  // namespace foretrain

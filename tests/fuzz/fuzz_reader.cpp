@@ -1,7 +1,4 @@
 // Any document is read by one reader of files, FORETRAIN_FUZZED, or refused with a message.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -10,8 +7,8 @@
 #include "hardware/cluster.h"
 #include "hardware/profile.h"
 #include "models/architecture/model.h"
+#include "models/architecture/model_type.h"
 #include "models/schedule/schedule.h"
-#include "sim/base/file.h"
 #include "sim/base/json.h"
 #include "sim/campaign/reliability.h"
 #include "sim/campaign/request.h"
@@ -27,6 +24,7 @@ void check(const Result<T>& read) {
 [[maybe_unused]] void cluster(const Json& json) { check(read_cluster(json, "fuzz", "/cluster")); }
 [[maybe_unused]] void device(const Json& json) { check(read_device(json, "fuzz", "")); }
 [[maybe_unused]] void model(const Json& json) { check(read_model(json, "fuzz", "")); }
+[[maybe_unused]] void model_type(const Json& json) { check(read_model_type(json, "fuzz")); }
 [[maybe_unused]] void campaign(const Json& json) {
   check(read_campaign(json, "fuzz", "/campaign"));
 }
@@ -58,21 +56,11 @@ void run(std::string_view text) {
   if (json.ok()) FORETRAIN_FUZZED(json.value());
 }
 
-/// Any bytes are decompressed or refused.
-void unpack(std::string_view text) {
-  const int file = memfd_create("fuzz", 0);
-  if (file < 0 || write(file, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-    return;
-  check(read_compressed_file("/proc/self/fd/" + std::to_string(file)));
-  close(file);
-}
-
 }  // namespace
 }  // namespace foretrain
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   foretrain::run(text);
-  if (text.starts_with("\x1f\x8b")) foretrain::unpack(text);
   return 0;
 }

@@ -210,6 +210,19 @@ TEST_F(FileTest, TruncatedArchiveIsAnError) {
   EXPECT_NE(read.error().message.find(path), std::string::npos) << read.error().message;
 }
 
+// A few bytes that unpack into many are given up at the limit.
+TEST_F(FileTest, ArchivesUnpackNoFurtherThanTheLimit) {
+  const std::string path = in_folder("a.gz");
+  ASSERT_TRUE(write_text_file(path, std::string(4000000, 'x')).ok());
+  EXPECT_LT(fs::file_size(path), 40000U);
+  EXPECT_EQ(read_compressed_file(path, 4000000).value().size(), 4000000U);
+  const auto read = read_compressed_file(path, 3999999);
+  ASSERT_FALSE(read.ok());
+  EXPECT_NE(read.error().message.find(path + ": cannot be read: larger than 3999999 bytes"),
+            std::string::npos)
+      << read.error().message;
+}
+
 TEST_F(FileTest, FailuresNamePathAndReason) {
   expect_failure(in_folder("missing/a.json"), "No such file or directory");
   expect_failure(in_folder(""), "Is a directory");

@@ -137,9 +137,9 @@ Status simulate(const SimulateArgs& args) {
   const bool stdout_taken = args.files.report == "-" || args.files.json == "-" ||
                             args.files.trace == "-" || args.files.timeline == "-";
   if (!args.quiet && !stdout_taken) {
-    constexpr std::size_t kShown = 3;
+    constexpr std::size_t kRunsShown = 3;
     FT_TRY(print(false, text_report(run, prediction) + (bill ? text_of(*bill) : "") +
-                            runs_like_text(runs_like(traits_of(run), kShown)) +
+                            runs_like_text(runs_like(traits_of(run), kRunsShown)) +
                             trace_text(args.files.trace)));
   }
   return check_conditions(args.conditions, run, prediction);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "sim/base/key.h"
 #include "sim/base/threads.h"
 #include "tools/predict/run_notes.h"
 
@@ -18,7 +19,6 @@ constexpr std::int64_t kLeastTries = 16;
 constexpr std::int64_t kEnough = 3;  ///< changes alone, before pairs are tried
 constexpr double kWorst = 3;         ///< times the step: what takes longer helps few
 
-using Sets = std::vector<std::string>;
 /// Changes of one kind, the mildest first; what makes a plan faster, the fastest.
 using Kind = std::vector<Sets>;
 

@@ -113,8 +113,6 @@ namespace {
 /// does; as given if there is none. Times the capacity:
 constexpr double kSurelyTooLarge = 1.25, kFits = 1.05;
 
-using Sets = std::vector<std::string>;
-
 /// What the system of a RUN computes again where nothing is said.
 Sets usual_recomputation(const Row& row) {
   Json silent = row.run;
