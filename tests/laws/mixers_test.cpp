@@ -217,6 +217,41 @@ TEST(Mixers, RanksShareProductsAndScans) {
   }
 }
 
+// A convolution over a few tokens is a product of its own weights with every token, forward once
+// and backward twice: 6 FLOPs a weight and token, as those of matrices. Mamba-2 keeps no result of
+// its own (mamba_ssm's combined function): the backward pass has that of the forward pass, too.
+TEST(Mixers, ConvolutionsMultiplyEveryTokenWithTheirWeights) {
+  for (const Mixer mixer : {Mixer::kConv, Mixer::kDelta, Mixer::kMamba1, Mixer::kMamba2}) {
+    const Model model = with_mixers({mixer, Mixer::kAttention});
+    const Plan plan = small_plan(model, {}, 1);
+    const Workload workload = lower(model, plan);
+    double weights = 0;
+    for (const LayersOfKind& of : model.kinds(false)) {
+      for (const Parameter& p : layer_parameters(model, of.kind)) {
+        if (!p.name.ends_with("conv.weight") && p.name != "conv.taps.weight") continue;
+        weights += static_cast<double>(of.layers * p.count());
+      }
+    }
+    ASSERT_GT(weights, 0) << static_cast<int>(mixer);
+    double flops = 0;
+    const Program& program = workload.programs[0];
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        const auto* kernel = std::get_if<Kernel>(&program.works[op.work.index()]);
+        const bool convolution =
+            kernel != nullptr && (kernel->kind == KernelKind::kCausalConv ||
+                                  kernel->kind == KernelKind::kCausalConvBackward ||
+                                  kernel->kind == KernelKind::kGatedConv ||
+                                  kernel->kind == KernelKind::kGatedConvBackward);
+        if (convolution) flops += static_cast<double>(kernel->flops);
+      }
+    }
+    const double tokens = static_cast<double>(plan.global_batch * plan.sequence_length);
+    const double each = mixer == Mixer::kMamba2 ? 8 : 6;
+    EXPECT_DOUBLE_EQ(flops, each * tokens * weights) << static_cast<int>(mixer);
+  }
+}
+
 // A gated delta net (arXiv 2412.06464; Hugging Face's qwen3_next): its norm, a linear to queries,
 // keys, values, gates and two numbers a value head, the convolution, two numbers a head, the norm
 // of one head, the linear back. Kimi's has two low ranks in place of gates and decays.
