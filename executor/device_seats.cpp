@@ -1,17 +1,11 @@
 #include "executor/device_seats.h"
 
-#include <unistd.h>
-
-#include <array>
 #include <map>
+
+#include "executor/watch/life.h"
 
 namespace foretrain {
 namespace {
-
-std::string host_name() {
-  std::array<char, 256> out{};
-  return gethostname(out.data(), out.size() - 1) == 0 ? out.data() : "";
-}
 
 /// Texts as numbers, for `gather`: the length of each, then its characters.
 std::vector<std::int64_t> characters_of(std::initializer_list<std::string> texts) {

@@ -15,12 +15,6 @@ namespace {
 constexpr double kIdleShare =
     0.005;  ///< CPU time over time; a reader of signs uses less than 0.1 %
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "an unknown host";
-  return name.data();
-}
-
 /// The text up to the next end of a line, which is taken off.
 std::string next_line(std::string& rest) {
   const std::size_t end = std::min(rest.find('\n'), rest.size());
@@ -30,6 +24,11 @@ std::string next_line(std::string& rest) {
 }
 
 }  // namespace
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
 
 char state_of_process(std::int64_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
@@ -110,7 +109,7 @@ Sign read_sign(const std::string& text) {
 }
 
 Sign own_sign(std::uint64_t life, const OpsUnderWay::State& state) {
-  static const std::string host = host_name();
+  static const std::string host = host_name().empty() ? "an unknown host" : host_name();
   return {life, getpid(), static_cast<std::int64_t>(state.changes), state.waits, host, state.text};
 }
 

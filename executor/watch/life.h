@@ -28,6 +28,9 @@ struct Silence {
 constexpr double kSilenceHere = 4;
 constexpr double kSilenceBetweenMachines = 30;
 
+/// This machine's; "" where the system does not tell.
+std::string host_name();
+
 /// The letter of a process' state in /proc/N/stat: 'R', 'S', 'T', ...; 0 where it is not there.
 char state_of_process(std::int64_t process);
 

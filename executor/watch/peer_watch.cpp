@@ -75,8 +75,9 @@ Verdict PeerWatch::verdict(Moment now) {
   return hang(now);
 }
 
-/// By `x_mutex`. Ranks that do not wait for others are those that the others wait for. Where all
-/// do, a thread hangs while it waits: those that have done least come first.
+/// By `x_mutex`. The ranks that wait for no other rank hang. Where every rank waits for another
+/// rank, a thread hangs within its wait: all ranks are named, the rank with the fewest operations
+/// first.
 Verdict PeerWatch::hang(Moment now) const {
   if (!x_silence.hangs || x_ends) return {};
   Moment last{};

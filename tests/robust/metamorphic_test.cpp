@@ -414,7 +414,7 @@ TEST(Metamorphic, FewerFailuresHelp) {
   EXPECT_EQ(check_law("failures", fewer_failures_help, 8000, 20), 0);
 }
 
-// What is printed has the keys that matter and no other.
+// The printed RUN keeps the keys that break the law. The minimizer removes all other keys.
 TEST(Metamorphic, ViolationsAreReduced) {
   const Law made = [](const Json& run) -> Violation {
     const Json* parallel = run.find("parallel");
