@@ -19,6 +19,14 @@ class ShapeList {
     if (fresh) x_all.push_back({std::move(op), 0, first});
     x_all[found->second].seconds += seconds;
   }
+  /// Another run's, each by its share of that run, so that a short step counts as much as a long one.
+  void add_shares(ShapeList of) {
+    double all = 0;
+    for (const Valued& one : of.x_all) all += one.seconds;
+    for (Valued& one : of.x_all) {
+      add(std::move(one.op), all > 0 ? one.seconds / all : 0, one.first);
+    }
+  }
   std::vector<MicroOp> sorted() && {
     std::stable_sort(x_all.begin(), x_all.end(), [](const Valued& a, const Valued& b) {
       return a.first != b.first ? a.first : a.seconds > b.seconds;
@@ -163,11 +171,13 @@ Result<std::vector<MicroOp>> shapes_of_runs(const std::vector<std::string>& runs
       return unsupported(run.source + ": /model: " + run.model.name +
                          " is only simulated; --shapes-of takes models of one stack of layers");
     }
+    ShapeList of_run;
     if (scope.on_device) {
-      FT_TRY(add_on_device(run, scope, out));
+      FT_TRY(add_on_device(run, scope, of_run));
     } else if (run.cluster.accelerators == scope.ranks) {
-      FT_TRY(add_on_host(run, out));
+      FT_TRY(add_on_host(run, of_run));
     }
+    out.add_shares(std::move(of_run));
   }
   return std::move(out).sorted();
 }

@@ -8,8 +8,8 @@
 
 namespace foretrain {
 
-/// Each operation once, by the seconds that it takes in one step of the runs together, as modelled
-/// for a mean rank; what cannot be measured is left out.
+/// Each operation once, by its share of the runs' steps, as modelled for a mean rank: a run with a
+/// short step counts as much as one with a long step. What cannot be measured is left out.
 ///
 /// On a device, of whatever number of ranks the runs are: products and cuDNN's attention of their
 /// shapes before all else, since these price frameworks; then kernels and copies of `execute`,
