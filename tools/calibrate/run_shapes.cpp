@@ -19,7 +19,7 @@ class ShapeList {
     if (fresh) x_all.push_back({std::move(op), 0, first});
     x_all[found->second].seconds += seconds;
   }
-  /// Another run's, each by its share of that run, so that a short step counts as much as a long one.
+  /// Another run's, each by its share of that run: a short step counts as much as a long one.
   void add_shares(ShapeList of) {
     double all = 0;
     for (const Valued& one : of.x_all) all += one.seconds;
