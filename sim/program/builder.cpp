@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "sim/base/check.h"
+#include "sim/base/rng.h"
 
 namespace foretrain {
 namespace {
@@ -16,6 +17,36 @@ IdType find_or_push(std::vector<T>& table, T item) {
   return push_id<IdType>(table, std::move(item));
 }
 
+/// Of what most works differ in; equal works have equal ones.
+struct WorkHash {
+  static std::uint64_t of(std::int64_t a, std::int64_t b, std::int64_t c) {
+    return mix_u64(mix_u64(static_cast<std::uint64_t>(a), static_cast<std::uint64_t>(b)),
+                   static_cast<std::uint64_t>(c));
+  }
+  std::uint64_t operator()(const Gemm& work) const { return of(work.m, work.n, work.k); }
+  std::uint64_t operator()(const Attention& work) const {
+    return of(work.hops, work.kv_len, work.backward ? 1 : 0);
+  }
+  std::uint64_t operator()(const Kernel& work) const {
+    return of(static_cast<std::int64_t>(work.kind), work.cols, work.bytes);
+  }
+  std::uint64_t operator()(const Collective& work) const {
+    return of(static_cast<std::int64_t>(work.kind), work.group.value, work.count);
+  }
+  std::uint64_t operator()(const P2PBatch& work) const {
+    if (work.messages.empty()) return 0;
+    return of(std::ssize(work.messages), work.messages[0].channel.value, work.messages[0].bytes);
+  }
+  template <typename Other>
+  std::uint64_t operator()(const Other&) const {
+    return 0;
+  }
+};
+
+std::uint64_t hash_of(const Work& work) {
+  return mix_u64(work.index(), std::visit(WorkHash(), work));
+}
+
 /// Where a buffer is first and last touched: (call, op in its segment, formal frame).
 struct Touch {
   std::int32_t call = -1, op = -1;
@@ -25,9 +56,72 @@ struct Life {
   Touch first, last;
 };
 
-/// The marks an op gets from one call; all calls of its segment must agree.
+/// A formal buffer as the ops of a segment touch it: in which op first and last, and in which order
+/// among all views of the segment.
+struct Touched {
+  BufferRef ref;
+  std::int32_t first_op = 0, last_op = 0;
+  std::int32_t first = 0, last = 0;   ///< its first and its last view
+  std::int32_t first_of_last_op = 0;  ///< its first view in its last op
+};
+
+/// All of a segment, in the order of their first views, and where each stands in that of their
+/// last ones.
+struct TouchedBuffers {
+  std::vector<Touched> all;
+  std::vector<std::int32_t> by_last;   ///< by last view
+  std::vector<std::int32_t> by_frees;  ///< by first view in the last op
+};
+
+template <typename Visit>
+void each_view(const Op& op, Visit visit) {
+  for (const View& view : op.reads) visit(view);
+  for (const View& view : op.writes) visit(view);
+}
+
+TouchedBuffers touched_buffers(const Segment& segment) {
+  TouchedBuffers out;
+  std::unordered_map<std::int32_t, std::size_t> known;
+  std::int32_t views = 0;
+  for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+    const auto op = static_cast<std::int32_t>(o);
+    each_view(segment.ops[o], [&](const View& view) {
+      const std::int32_t key = view.frame * (1 << 16) + view.buffer;
+      const auto [it, fresh] = known.try_emplace(key, out.all.size());
+      if (fresh) {
+        out.all.push_back({BufferRef{view.frame, view.buffer}, op, -1, views, views, views});
+      }
+      Touched& touched = out.all[it->second];
+      if (touched.last_op != op) touched.first_of_last_op = views;
+      touched.last_op = op;
+      touched.last = views++;
+    });
+  }
+  for (std::size_t i = 0; i < out.all.size(); ++i) {
+    out.by_last.push_back(static_cast<std::int32_t>(i));
+  }
+  out.by_frees = out.by_last;
+  const auto sort = [&out](std::vector<std::int32_t>& order, std::int32_t Touched::*view) {
+    std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+      return out.all[static_cast<std::size_t>(a)].*view <
+             out.all[static_cast<std::size_t>(b)].*view;
+    });
+  };
+  sort(out.by_last, &Touched::last);
+  sort(out.by_frees, &Touched::first_of_last_op);
+  return out;
+}
+
+/// An op of a segment allocates or frees a buffer.
+struct Mark {
+  std::int32_t op = 0;
+  BufferRef ref;
+  bool operator==(const Mark&) const = default;
+};
+
+/// The marks that ops get from one call, by op; all calls of a segment must agree.
 struct Marks {
-  std::vector<std::vector<BufferRef>> allocates, frees;  // by op
+  std::vector<Mark> allocates, frees;
   bool operator==(const Marks&) const = default;
 };
 
@@ -41,6 +135,7 @@ class LifeDeriver {
       total += program.layouts[frame.layout.index()].buffers.size();
     }
     x_lives.resize(total);
+    for (const Segment& segment : program.segments) x_touched.push_back(touched_buffers(segment));
   }
 
   void run() {
@@ -48,7 +143,8 @@ class LifeDeriver {
     std::vector<std::vector<Variant>> variants(x_program.segments.size());
     for (std::size_t c = 0; c < x_program.calls.size(); ++c) {
       Call& call = x_program.calls[c];
-      call.segment = variant_of(variants[call.segment.index()], call.segment, marks_of(c));
+      mark(c);
+      call.segment = variant_of(variants[call.segment.index()], call.segment);
     }
   }
 
@@ -60,9 +156,9 @@ class LifeDeriver {
   };
 
   /// The first marks go to the segment itself, others to copies of it.
-  SegmentId variant_of(std::vector<Variant>& variants, SegmentId segment, Marks marks) {
+  SegmentId variant_of(std::vector<Variant>& variants, SegmentId segment) {
     for (const Variant& known : variants) {
-      if (known.marks == marks) return known.segment;
+      if (known.marks == x_marks) return known.segment;
     }
     SegmentId id = segment;
     if (!variants.empty()) {
@@ -70,27 +166,34 @@ class LifeDeriver {
       id = push_id<SegmentId>(x_program.segments, std::move(copy));
     }
     std::vector<Op>& ops = x_program.segments[id.index()].ops;
-    for (std::size_t o = 0; o < ops.size(); ++o) {
-      ops[o].allocates = marks.allocates[o];
-      ops[o].frees = marks.frees[o];
+    for (Op& op : ops) {
+      op.allocates.clear();
+      op.frees.clear();
     }
-    variants.push_back(Variant{std::move(marks), id});
+    for (const Mark& mark : x_marks.allocates) {
+      ops[static_cast<std::size_t>(mark.op)].allocates.push_back(mark.ref);
+    }
+    for (const Mark& mark : x_marks.frees) {
+      ops[static_cast<std::size_t>(mark.op)].frees.push_back(mark.ref);
+    }
+    variants.push_back(Variant{x_marks, id});
     return id;
   }
 
-  /// The buffer that a view touches: that of the frame itself, or the one an alias lies in. Invalid
-  /// where it is persistent.
-  BufferRef owned(const Call& call, const View& view) const {
-    const FrameId id = call.frames[static_cast<std::size_t>(view.frame)];
+  /// The buffer that a formal one is: that of the frame itself, or the one an alias lies in.
+  /// Invalid where it is persistent.
+  BufferRef owned(const Call& call, const BufferRef& ref) const {
+    const FrameId id = call.frames[static_cast<std::size_t>(ref.frame)];
+    FT_CHECK(id.valid(), "an op touches a frame that its call does not bind");
     const Frame& actual = x_program.frames[id.index()];
     const bool alias = actual.alias_of.valid();
     const FrameId owner = alias ? actual.alias_of : id;
-    const std::int16_t buffer = alias ? actual.alias_buffer : view.buffer;
+    const std::int16_t buffer = alias ? actual.alias_buffer : ref.buffer;
     const LayoutId layout = x_program.frames[owner.index()].layout;
     if (x_program.layouts[layout.index()].buffers[static_cast<std::size_t>(buffer)].persistent) {
       return BufferRef{-1, -1};
     }
-    if (!alias) return BufferRef{view.frame, view.buffer};
+    if (!alias) return ref;
     const auto it = std::find(call.frames.begin(), call.frames.end(), owner);
     FT_CHECK(it != call.frames.end(), "a call touches an alias but does not bind its owner");
     return BufferRef{static_cast<std::int16_t>(it - call.frames.begin()), buffer};
@@ -99,55 +202,58 @@ class LifeDeriver {
     const FrameId actual = call.frames[static_cast<std::size_t>(ref.frame)];
     return x_lives[x_base[actual.index()] + static_cast<std::size_t>(ref.buffer)];
   }
-  template <typename Visit>
-  void each_view(const Op& op, Visit visit) {
-    for (const View& view : op.reads) visit(view);
-    for (const View& view : op.writes) visit(view);
-  }
+  /// What the call's segment touches; copies of a segment are made after it.
+  const TouchedBuffers& touched(const Call& call) const { return x_touched[call.segment.index()]; }
+
   void touch_call(std::size_t c) {
     const Call& call = x_program.calls[c];
-    const Segment& segment = x_program.segments[call.segment.index()];
-    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
-      each_view(segment.ops[o], [&](const View& view) {
-        FT_CHECK(call.frames[static_cast<std::size_t>(view.frame)].valid(),
-                 "an op touches a frame that its call does not bind");
-        const BufferRef ref = owned(call, view);
-        if (ref.frame < 0) return;
-        Life& x = life(call, ref);
-        const Touch touch{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o), ref.frame};
-        if (x.first.call < 0) x.first = touch;
-        x.last = touch;
-      });
+    const TouchedBuffers& of = touched(call);
+    const auto number = static_cast<std::int32_t>(c);
+    for (const Touched& one : of.all) {
+      const BufferRef ref = owned(call, one.ref);
+      if (ref.frame < 0) continue;
+      Life& x = life(call, ref);
+      if (x.first.call < 0) x.first = Touch{number, one.first_op, ref.frame};
+    }
+    for (const std::int32_t i : of.by_last) {
+      const Touched& one = of.all[static_cast<std::size_t>(i)];
+      const BufferRef ref = owned(call, one.ref);
+      if (ref.frame >= 0) life(call, ref).last = Touch{number, one.last_op, ref.frame};
     }
   }
-  Marks marks_of(std::size_t c) {
+
+  static void add(std::vector<Mark>& marks, const Mark& mark) {
+    if (std::find(marks.begin(), marks.end(), mark) == marks.end()) marks.push_back(mark);
+  }
+
+  /// The marks of call `c`, in x_marks.
+  void mark(std::size_t c) {
     const Call& call = x_program.calls[c];
-    const Segment& segment = x_program.segments[call.segment.index()];
-    Marks marks;
-    marks.allocates.resize(segment.ops.size());
-    marks.frees.resize(segment.ops.size());
-    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
-      each_view(segment.ops[o], [&](const View& view) {
-        const BufferRef ref = owned(call, view);
-        if (ref.frame < 0) return;
-        const Life& x = life(call, ref);
-        const auto here = [&](const Touch& touch) {
-          return touch.call == static_cast<std::int32_t>(c) &&
-                 touch.op == static_cast<std::int32_t>(o) && touch.frame == ref.frame;
-        };
-        const auto add = [&ref](std::vector<BufferRef>& list) {
-          if (std::find(list.begin(), list.end(), ref) == list.end()) list.push_back(ref);
-        };
-        if (here(x.first)) add(marks.allocates[o]);
-        if (here(x.last)) add(marks.frees[o]);
-      });
+    const TouchedBuffers& of = touched(call);
+    const auto number = static_cast<std::int32_t>(c);
+    x_marks.allocates.clear();
+    x_marks.frees.clear();
+    const auto is_at = [number](const Touch& touch, std::int32_t op, std::int16_t frame) {
+      return touch.call == number && touch.op == op && touch.frame == frame;
+    };
+    for (const Touched& one : of.all) {
+      const BufferRef ref = owned(call, one.ref);
+      if (ref.frame < 0 || !is_at(life(call, ref).first, one.first_op, ref.frame)) continue;
+      add(x_marks.allocates, Mark{one.first_op, ref});
     }
-    return marks;
+    for (const std::int32_t i : of.by_frees) {
+      const Touched& one = of.all[static_cast<std::size_t>(i)];
+      const BufferRef ref = owned(call, one.ref);
+      if (ref.frame < 0 || !is_at(life(call, ref).last, one.last_op, ref.frame)) continue;
+      add(x_marks.frees, Mark{one.last_op, ref});
+    }
   }
 
   Program& x_program;
   std::vector<std::size_t> x_base;
   std::vector<Life> x_lives;
+  std::vector<TouchedBuffers> x_touched;  ///< by segment
+  Marks x_marks;
 };
 
 }  // namespace
@@ -195,7 +301,16 @@ WorkId interned(Program& program, Work work) {
   return push_id<WorkId>(program.works, std::move(work));
 }
 
-WorkId ProgramBuilder::work(Work work) { return interned(x_program, std::move(work)); }
+WorkId ProgramBuilder::work(Work work) {
+  const std::uint64_t hash = hash_of(work);
+  const auto [begin, end] = x_works.equal_range(hash);
+  for (auto it = begin; it != end; ++it) {
+    if (x_program.works[it->second.index()] == work) return it->second;
+  }
+  const WorkId id = push_id<WorkId>(x_program.works, std::move(work));
+  x_works.emplace(hash, id);
+  return id;
+}
 
 SegmentId ProgramBuilder::segment(Segment segment) {
   for (Op& op : segment.ops) {

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "sim/program/program.h"
@@ -47,6 +48,7 @@ class ProgramBuilder {
 
  private:
   Program x_program;
+  std::unordered_multimap<std::uint64_t, WorkId> x_works;  ///< by a hash of part of each
 };
 
 }  // namespace foretrain
