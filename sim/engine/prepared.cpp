@@ -346,8 +346,13 @@ Status price_all(const Workload& workload, const CostModel& model, Prepared& pre
 }  // namespace
 
 Result<Prepared> prepare(const Workload& workload, CostModel& model, bool full) {
+  FT_ASSIGN(Quotient quotient, make_quotient(workload, model, full));
+  return prepare(workload, model, std::move(quotient));
+}
+
+Result<Prepared> prepare(const Workload& workload, const CostModel& model, Quotient quotient) {
   Prepared prepared;
-  FT_ASSIGN(prepared.quotient, make_quotient(workload, model, full));
+  prepared.quotient = std::move(quotient);
   for (const Program& program : workload.programs) {
     prepared.programs.push_back(Flattener(program).run());
   }

@@ -76,5 +76,7 @@ struct Prepared {
 
 /// Folds (unless `full`), flattens and prices. The workload must have passed `verify`.
 Result<Prepared> prepare(const Workload& workload, CostModel& model, bool full);
+/// The same of a workload that `model` has folded.
+Result<Prepared> prepare(const Workload& workload, const CostModel& model, Quotient quotient);
 
 }  // namespace foretrain

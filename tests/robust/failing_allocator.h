@@ -10,4 +10,9 @@ void fail_allocation(long nth, bool lasting);
 /// How many calls there were since.
 long allocations();
 
+/// Bytes that operator new has given and not been given back, and the most since `watch_bytes`.
+void watch_bytes();
+long bytes_now();
+long most_bytes();
+
 }  // namespace foretrain

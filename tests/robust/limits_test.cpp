@@ -100,6 +100,40 @@ TEST_F(Limits, OfThreadsAreTold) {
       "--set batch.global=128 --set batch.sequence=16 --set batch.micro=1 --json o.json");
 }
 
+TEST_F(Limits, ThatAUserSetsAreTold) {
+  const std::string simulate =
+      "$F simulate llama-3.1-405b-16384-h100 --no-advice --quiet --json o.json ";
+  EXPECT_EQ(shell(simulate + "--budget 0.001"), 1);
+  EXPECT_NE(err().find("more than the 1.00 ms of --budget; allow more"), std::string::npos)
+      << err();
+  EXPECT_EQ(shell(simulate + "--max-memory 0.001"), 1);
+  EXPECT_NE(err().find("more than the 0.001 GiB of --max-memory; allow more"), std::string::npos)
+      << err();
+  EXPECT_FALSE(fs::exists(in_folder("o.json")));
+  EXPECT_EQ(shell(simulate + "--budget 60 --max-memory 4"), 0) << err();
+  EXPECT_EQ(shell("$F simulate run.json --budget 0"), 2);
+  EXPECT_EQ(shell("$F simulate run.json --max-memory nan"), 2);
+}
+
+// A budget has time for the step before it has time for advice.
+TEST_F(Limits, OfTimeLeaveAdviceOutFirst) {
+  const std::string simulate = "$F simulate llama-3.1-405b-16384-h100 --quiet --json o.json ";
+  const auto result = [this] {
+    return parse_json(read_text_file(in_folder("o.json").string()).value(), "o.json").value();
+  };
+  ASSERT_EQ(shell(simulate + "--no-advice"), 0) << err();
+  const Json alone = result();
+  const double estimate = alone.find("simulation")->find("estimated_s")->number();
+  ASSERT_EQ(shell(simulate + "--budget " + std::to_string(1.5 * estimate)), 0) << err();
+  const Json bounded = result();
+  EXPECT_EQ(*bounded.find("iteration_time_s"), *alone.find("iteration_time_s"));
+  EXPECT_EQ(*bounded.find("simulation")->find("advice_left_out"), Json(true));
+  EXPECT_EQ(*bounded.find("sensitivity"), Json(Json::Object{}));
+  ASSERT_EQ(shell(simulate + "--budget " + std::to_string(1000 * estimate)), 0) << err();
+  EXPECT_EQ(*result().find("simulation")->find("advice_left_out"), Json(false));
+  EXPECT_FALSE(result().find("sensitivity")->object()->empty());
+}
+
 TEST_F(Limits, OfFilesAreTold) {
   for (const int files : {4, 5, 6, 8}) {
     const std::string limit = "ulimit -n " + std::to_string(files) + "; ";

@@ -136,6 +136,17 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
       ->type_name("SECONDS")
       ->check(CLI::PositiveNumber)
       ->check(is_number);
+  verb->add_option("--budget", args.bounds.seconds,
+                   "Refuse what would simulate longer, by an estimate; leave advice out first")
+      ->type_name("SECONDS")
+      ->check(CLI::PositiveNumber)
+      ->check(is_number);
+  verb->add_option(
+          "--max-memory", args.bounds.gib,
+          "Refuse what would take more memory here, by an estimate (default: what is free)")
+      ->type_name("GIB")
+      ->check(CLI::PositiveNumber)
+      ->check(is_number);
   verb->add_flag("--quiet", args.quiet, "No report, no progress");
   add_report(verb, args.files.report);
   add_json(verb, args.files.json);

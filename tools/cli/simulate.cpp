@@ -66,6 +66,14 @@ Status check_conditions(const Conditions& asked, const Run& run, const Predictio
   return ok_status();
 }
 
+/// Without a bound of memory, what the machine has to give.
+SimulationBounds bounds_of(const SimulateArgs& args) {
+  SimulationBounds out = args.bounds;
+  out.of_machine = out.gib <= 0;
+  if (out.of_machine) out.gib = available_memory_gib();
+  return out;
+}
+
 std::string trace_text(const std::string& path) {
   if (path.empty()) return "";
   return "Trace: " + path +
@@ -99,6 +107,7 @@ Status simulate(const SimulateArgs& args) {
   options.timeline =
       !args.files.trace.empty() || !args.files.timeline.empty() || !args.files.report.empty();
   options.trace_ranks = args.trace_ranks;
+  options.bounds = bounds_of(args);
   const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
   if (progress) {
     options.progress = [](std::int64_t done, std::int64_t all) {
@@ -110,8 +119,8 @@ Status simulate(const SimulateArgs& args) {
   const bool reported =
       !args.no_advice && (!args.quiet || !args.files.json.empty() || args.caller != nullptr);
   if (reported) {
-    prediction.fitting =
-        prediction.memory.fits ? find_faster(run, prediction) : find_fitting(run, prediction);
+    prediction.fitting = prediction.memory.fits ? find_faster(run, prediction, options.bounds)
+                                                : find_fitting(run, prediction, options.bounds);
   }
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   if (!args.files.trace.empty()) {

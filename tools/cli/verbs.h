@@ -10,6 +10,7 @@
 #include "executor/state/saved_state.h"
 #include "sim/base/result.h"
 #include "tools/cli/completion.h"
+#include "tools/predict/bounds/bounds.h"
 #include "tools/predict/run_file.h"
 #include "tools/search/search_request.h"
 
@@ -40,7 +41,8 @@ struct SimulateArgs {
   std::vector<std::int64_t> trace_ranks;
   bool full = false, quiet = false, verify = false;
   Conditions conditions;
-  bool no_advice = false;  ///< of what would make it fit and what a step gains
+  SimulationBounds bounds;  ///< without gib: what the machine has to give
+  bool no_advice = false;   ///< of what would make it fit and what a step gains
   Caller* caller = nullptr;
 };
 Status simulate(const SimulateArgs& args);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -13,9 +14,12 @@
 namespace foretrain {
 namespace {
 
-/// Operations of all Programs and replays together, and changes that are tried in any case.
+/// Operations of all Programs and replays together, and changes that are tried in any case: sixteen
+/// as long as they are estimated to take no more than ten seconds of a core, at least four.
 constexpr std::int64_t kMostOperations = 4'000'000;
 constexpr std::int64_t kLeastTries = 16;
+constexpr std::int64_t kFewestTries = 4;
+constexpr double kMostSeconds = 10;
 constexpr std::int64_t kEnough = 3;  ///< changes alone, before pairs are tried
 constexpr double kWorst = 3;         ///< times the step: what takes longer helps few
 
@@ -323,12 +327,17 @@ bool is_beaten(const Change& change, const Change& other) {
 class Search {
  public:
   /// `most_memory`: that a change may need, of the capacity.
-  Search(const Run& run, const Prediction& prediction, double most_memory)
+  Search(const Run& run, const Prediction& prediction, double most_memory,
+         const SimulationBounds& bounds = {})
       : x_run(run),
         x_base_s(prediction.iteration_time_s),
-        x_host_was_short(!prediction.memory.host_fits()) {
+        x_host_was_short(!prediction.memory.host_fits()),
+        x_most_tries(most_tries(prediction, bounds)),
+        x_least_tries(least_tries(prediction)) {
     x_options.verify = x_options.sensitivity = false;
     x_options.most_memory = most_memory;
+    x_options.bounds = bounds;
+    x_options.bounds.seconds = 0;
   }
 
   /// Of each kind the mildest change that fits, then fewer layers of those that are counted, then,
@@ -368,6 +377,20 @@ class Search {
   }
 
  private:
+  /// Changes that there is time for, if each takes what the step took.
+  static std::int64_t most_tries(const Prediction& prediction, const SimulationBounds& bounds) {
+    if (bounds.seconds <= 0) return std::numeric_limits<std::int64_t>::max();
+    constexpr double kLeast = 1e-3;  // of a change that takes nothing: its RUN is read
+    const double each = std::max(kLeast, prediction.simulated.estimated.seconds);
+    const double replays = 1 + static_cast<double>(prediction.sensitivity.size());
+    return static_cast<std::int64_t>(std::max(0.0, bounds.seconds / each - replays));
+  }
+
+  static std::int64_t least_tries(const Prediction& prediction) {
+    const double all = kMostSeconds / std::max(1e-9, prediction.simulated.estimated.seconds);
+    return static_cast<std::int64_t>(std::clamp<double>(all, kFewestTries, kLeastTries));
+  }
+
   void try_pairs(const std::vector<Kind>& kinds) {
     for (std::size_t a = 0; a < kinds.size(); ++a) {
       for (std::size_t b = a + 1; b < kinds.size(); ++b) {
@@ -483,6 +506,8 @@ class Search {
     for (const Kind& kind : kinds) {
       if (!kind.empty() && !may_not(kind.front())) mildest.push_back(kind.front());
     }
+    const std::int64_t most = std::min(x_most_tries, x_least_tries);
+    if (std::ssize(mildest) > most) mildest.resize(static_cast<std::size_t>(most));
     std::vector<std::optional<Outcome>> outcomes(mildest.size());
     in_parallel(mildest.size(), [&](std::size_t i) { outcomes[i] = outcome_of(mildest[i]); });
     for (std::size_t i = 0; i < mildest.size(); ++i) x_ahead[mildest[i]] = std::move(outcomes[i]);
@@ -493,7 +518,8 @@ class Search {
 
   bool attempt(const Sets& sets) {
     if (may_not(sets)) return false;
-    if (x_out.tried >= kLeastTries && x_operations > kMostOperations) {
+    const bool too_many = x_out.tried >= x_least_tries && x_operations > kMostOperations;
+    if (too_many || x_out.tried >= x_most_tries) {
       x_out.stopped = true;
       return false;
     }
@@ -513,6 +539,7 @@ class Search {
   const Run& x_run;
   double x_base_s;
   bool x_host_was_short;  ///< in a change tried so far: what makes storage worth a try
+  std::int64_t x_most_tries, x_least_tries;
   PredictOptions x_options;
   std::int64_t x_operations = 0;
   std::map<Sets, std::optional<Outcome>> x_ahead;
@@ -522,12 +549,12 @@ class Search {
 
 }  // namespace
 
-Fitting find_fitting(const Run& run, const Prediction& prediction) {
-  return Search(run, prediction, 1)
+Fitting find_fitting(const Run& run, const Prediction& prediction, const SimulationBounds& bounds) {
+  return Search(run, prediction, 1, bounds)
       .run(kinds_of(run), kEnough, {recomputed_layers(run.plan), offloaded_layers(run.plan)});
 }
 
-Fitting find_faster(const Run& run, const Prediction& prediction) {
+Fitting find_faster(const Run& run, const Prediction& prediction, const SimulationBounds& bounds) {
   constexpr std::int64_t kOperations = 600'000;
   constexpr std::int64_t kFewest = 3;
   constexpr double kWorthwhile = 0.98;
@@ -539,7 +566,7 @@ Fitting find_faster(const Run& run, const Prediction& prediction) {
   const auto most = static_cast<std::size_t>(std::max(kFewest, kOperations / each));
   const bool left_out = kinds.size() > most;
   if (left_out) kinds.resize(most);
-  Fitting out = Search(run, prediction, 1).run(kinds, 0);
+  Fitting out = Search(run, prediction, 1, bounds).run(kinds, 0);
   out.stopped = out.stopped || left_out;
   std::erase_if(out.changes, [&prediction](const Change& change) {
     return change.iteration_time_s > kWorthwhile * prediction.iteration_time_s;

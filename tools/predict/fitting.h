@@ -17,13 +17,16 @@
 namespace foretrain {
 
 /// `prediction` is that of `run`, which does not fit.
-Fitting find_fitting(const Run& run, const Prediction& prediction);
+/// Of `bounds` the seconds are for all of it, the prediction too.
+Fitting find_fitting(const Run& run, const Prediction& prediction,
+                     const SimulationBounds& bounds = {});
 
 /// What would make a run that fits faster and still fit, by at least 2 %: exchanges beside
 /// products, less recomputation, less tensor, pipeline, context or shards, larger microbatches, one
 /// change at a time, as many kinds as the bound of operations lets be tried; the three that gain
 /// most. Left out: two changes at once, which a search is for, and what changes the training.
-Fitting find_faster(const Run& run, const Prediction& prediction);
+Fitting find_faster(const Run& run, const Prediction& prediction,
+                    const SimulationBounds& bounds = {});
 
 /// The same as `find_fitting` among what a report of a run often leaves out, one change at a time:
 /// layers that are computed again, activations kept on the host; nothing that takes three times as

@@ -14,6 +14,7 @@
 #include "sim/engine/step_ends.h"
 #include "sim/program/repeat.h"
 #include "sim/program/verify.h"
+#include "tools/predict/bounds/fewer_stages.h"
 #include "tools/predict/interval.h"
 #include "tools/report/report.h"
 
@@ -238,13 +239,13 @@ class Counter : public SpanSink {
   const std::function<void(std::int64_t, std::int64_t)>& x_report;
 };
 
-std::int64_t operations_in_all(const LoweredStep& step, const Prepared& prepared) {
+std::int64_t operations_in_all(const LoweredStep& step, const Quotient& quotient) {
   std::vector<std::int64_t> of_program;
   for (std::size_t p = 0; p < step.workload.programs.size(); ++p) {
     of_program.push_back(count_ops(step, p) * step.steps);
   }
   std::int64_t sum = 0;
-  for (const Actor& actor : prepared.quotient.actors) sum += of_program[actor.program.index()];
+  for (const Actor& actor : quotient.actors) sum += of_program[actor.program.index()];
   return sum;
 }
 
@@ -268,7 +269,8 @@ Status choose_actors(const Prepared& prepared, const PredictOptions& options,
   return ok_status();
 }
 
-void fill_rates(const Run& run, const LoweredStep& step, Prediction& out) {
+/// What follows from the step's time and the model.
+void fill_model_rates(const Run& run, Prediction& out) {
   const double seconds = out.iteration_time_s;
   const double tokens =
       static_cast<double>(run.plan.global_batch) * static_cast<double>(run.plan.sequence_length);
@@ -284,6 +286,12 @@ void fill_rates(const Run& run, const LoweredStep& step, Prediction& out) {
   out.tokens_per_s = tokens / seconds;
   out.model_tflops_per_accelerator = causal / seconds / accelerators / 1e12;
   out.mfu = out.model_tflops_per_accelerator / peak_tflops(run);
+}
+
+void fill_rates(const Run& run, const LoweredStep& step, Prediction& out) {
+  fill_model_rates(run, out);
+  const double seconds = out.iteration_time_s;
+  const auto accelerators = static_cast<double>(run.cluster.accelerators);
   const double load = busiest_load(run.plan.experts);
   double executed = 0;
   const std::size_t programs = step.workload.programs.size();
@@ -404,31 +412,66 @@ Status check_programs(const Workload& workload) {
       status.error().message);
 }
 
+/// What a step costs that is priced and replayed again for each of the resources.
+SimulationCost with_sensitivities(SimulationCost cost) {
+  constexpr double kResources = 6;
+  cost.seconds *= 1 + kResources;
+  return cost;
+}
+
+/// A step, folded.
+struct FoldedStep {
+  PriceOptions options;
+  std::unique_ptr<CostModel> model;
+  Quotient quotient;
+  std::int64_t operations = 0;
+  SimulationCost cost;
+};
+
+Result<FoldedStep> fold_step(const Run& run, const LoweredStep& step, const PriceOptions& options,
+                             bool full) {
+  FoldedStep out{options, cost_model_of(run, options), {}, 0, {}};
+  FT_ASSIGN(out.quotient, make_quotient(step.replayed(), *out.model, full));
+  out.operations = operations_in_all(step, out.quotient);
+  out.cost = cost_of_replay(step, out.quotient);
+  return out;
+}
+
+/// More operations than the replay of a folded step should have, or may have, are far messages, if
+/// there are fewer with these. An error where `bounds` are exceeded all the same.
+Result<FoldedStep> choose_fold(const Run& run, const LoweredStep& step,
+                               const PredictOptions& options) {
+  constexpr std::int64_t kMostOperations = 40'000'000;
+  FT_ASSIGN(FoldedStep out, fold_step(run, step, price_options(run), options.full));
+  const bool few = out.operations <= kMostOperations && out.cost.within(options.bounds);
+  if (!few && !options.full) {
+    PriceOptions prices = out.options;
+    prices.far_messages = true;
+    FT_ASSIGN(FoldedStep far, fold_step(run, step, prices, false));
+    if (2 * far.operations < out.operations) out = std::move(far);
+  }
+  const std::string classes = count_text(std::ssize(out.quotient.actors));
+  FT_TRY(check_bounds(run.source, options.bounds, out.cost,
+                      "a simulation of " + classes + " classes of ranks"));
+  return out;
+}
+
 /// A step, folded and priced.
 struct PricedStep {
   PriceOptions options;
   std::unique_ptr<CostModel> model;
   Prepared prepared;
   std::int64_t operations = 0;
+  SimulationCost cost;
 };
 
-/// More operations than the replay of a folded step should have are far messages, if there are
-/// fewer with these.
-Result<PricedStep> price_step(const Run& run, const LoweredStep& step, bool full) {
-  constexpr std::int64_t kMostOperations = 40'000'000;
-  const auto priced = [&](const PriceOptions& options) -> Result<PricedStep> {
-    PricedStep out{options, cost_model_of(run, options), {}, 0};
-    FT_ASSIGN(out.prepared, prepare(step.replayed(), *out.model, full));
-    FT_TRY(check_length(run, step, out.prepared));
-    out.operations = operations_in_all(step, out.prepared);
-    return out;
-  };
-  FT_ASSIGN(PricedStep each, priced(price_options(run)));
-  if (full || each.operations <= kMostOperations) return each;
-  PriceOptions options = each.options;
-  options.far_messages = true;
-  FT_ASSIGN(PricedStep far, priced(options));
-  return 2 * far.operations < each.operations ? std::move(far) : std::move(each);
+Result<PricedStep> price_step(const Run& run, const LoweredStep& step,
+                              const PredictOptions& options) {
+  FT_ASSIGN(FoldedStep folded, choose_fold(run, step, options));
+  PricedStep out{folded.options, std::move(folded.model), {}, folded.operations, folded.cost};
+  FT_ASSIGN(out.prepared, prepare(step.replayed(), *out.model, std::move(folded.quotient)));
+  FT_TRY(check_length(run, step, out.prepared));
+  return out;
 }
 
 /// `run` by the Programs of `step`; none where these do not prove what the run does. Its memory is
@@ -445,11 +488,12 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
   if (!stands) return Found();
   out.memory = *known;
   if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return Found(out);
-  FT_ASSIGN(const PricedStep priced, price_step(run, step, options.full));
+  FT_ASSIGN(const PricedStep priced, price_step(run, step, options));
   const Prepared& prepared = priced.prepared;
   out.simulated.ranks = std::ssize(prepared.quotient.actors);
   out.operations = priced.operations;
   out.simulated.far_messages = priced.options.far_messages;
+  out.simulated.estimated = priced.cost;
   if (options.step_alone) {
     FT_ASSIGN(const std::optional<Time> time, step_time(step, prepared));
     if (!time) return Found();
@@ -471,7 +515,9 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
   out.breakdown = timed->account.breakdown;
   fill_rates(run, step, out);
   set_interval(run, timed->account, out);
-  if (options.sensitivity) {
+  out.simulated.less_advice =
+      options.sensitivity && !with_sensitivities(priced.cost).within(options.bounds);
+  if (options.sensitivity && !out.simulated.less_advice) {
     const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
     FT_ASSIGN(out.sensitivity, sensitivities(run, priced.options, step, timed->time,
                                              data.ps > timed->time.ps / 100));
@@ -484,11 +530,19 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
   return Found(std::move(out));
 }
 
+/// Refuses Programs of so many microbatches that would take more than they may.
+Status may_lower(const Run& run, std::int64_t microbatches, const SimulationBounds& bounds) {
+  if (surely_within(run.model, run.plan, microbatches, bounds)) return ok_status();
+  return check_bounds(run.source, bounds, cost_of_lowering(run.model, run.plan, microbatches),
+                      "a simulation of " + count_text(run.plan.pipeline) + " stages");
+}
+
 /// By Programs with fewer microbatches, where these prove what the run does; else by its own.
-Result<Prediction> predict_any(const Run& run, const PredictOptions& options) {
+Result<Prediction> by_own_stages(const Run& run, const PredictOptions& options) {
   std::optional<MemoryReport> memory;
   if (!options.timeline && !options.whole && !options.full) {
     for (const std::int64_t few : fewer_microbatches(run.plan)) {
+      if (!may_lower(run, few, options.bounds).ok()) break;
       std::optional<LoweredStep> fewer = lower_fewer(run.model, run.plan, few);
       if (!fewer) continue;
       FT_ASSIGN(std::optional<Prediction> found,
@@ -498,18 +552,50 @@ Result<Prediction> predict_any(const Run& run, const PredictOptions& options) {
     }
   }
   FT_TRY(lowerable(run.model, run.plan));
+  FT_TRY(may_lower(run, run.plan.microbatches(), options.bounds));
   FT_ASSIGN(std::optional<Prediction> found,
             predict_step(run, options, lower_step(run.model, run.plan), memory));
   return std::move(*found);
+}
+
+/// Whether a step of many stages has more operations than are to be replayed, or may be.
+bool is_too_long(const Run& run, const PredictOptions& options) {
+  constexpr std::int64_t kMostOperations = 10'000'000;
+  constexpr std::int64_t kManyStages = 256;
+  const std::vector<std::int64_t> few = fewer_microbatches(run.plan);
+  const std::int64_t microbatches = few.empty() ? run.plan.microbatches() : few.front();
+  const bool many = run.plan.pipeline >= kManyStages;
+  if (!many && surely_within(run.model, run.plan, microbatches, options.bounds)) return false;
+  const SimulationCost cost = cost_of_lowering(run.model, run.plan, microbatches);
+  return (many && cost.operations > kMostOperations) || !cost.within(options.bounds);
+}
+
+/// By two steps with fewer stages; none where the step is short, or stages are not alike.
+Result<std::optional<Prediction>> by_fewer_stages(const Run& run, const PredictOptions& options) {
+  using Found = std::optional<Prediction>;
+  if (options.timeline || options.whole || options.full) return Found();
+  const auto stages = fewer_stages(run);
+  if (!stages || !is_too_long(run, options)) return Found();
+  PredictOptions of_fewer = options;
+  of_fewer.most_memory = 0;
+  FT_ASSIGN(const Prediction a, by_own_stages(with_stages(run, stages->first), of_fewer));
+  FT_ASSIGN(const Prediction b, by_own_stages(with_stages(run, stages->second), of_fewer));
+  if (!on_a_line(run, a, b, *stages)) return Found();
+  Prediction out = with_more_stages(run, a, b, *stages);
+  fill_model_rates(run, out);
+  return Found(std::move(out));
 }
 
 }  // namespace
 
 Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  FT_ASSIGN(Prediction out, predict_any(run, options));
+  FT_ASSIGN(std::optional<Prediction> by_fewer, by_fewer_stages(run, options));
+  Result<Prediction> found = by_fewer ? std::move(*by_fewer) : by_own_stages(run, options);
+  if (!found.ok()) return found;
+  Prediction& out = found.value();
   out.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return out;
+  return found;
 }
 
 }  // namespace foretrain

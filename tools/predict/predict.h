@@ -13,6 +13,7 @@
 #include "sim/program/program.h"
 #include "sim/timeline/breakdown.h"
 #include "sim/timeline/timeline.h"
+#include "tools/predict/bounds/bounds.h"
 #include "tools/predict/memory_report.h"
 #include "tools/predict/run_file.h"
 
@@ -27,6 +28,7 @@ struct PredictOptions {
   bool step_alone = false;  ///< how long a step takes, and memory; not where its time goes
   bool timeline = false;    ///< keep a Timeline of `trace_ranks`
   std::vector<std::int64_t> trace_ranks;  ///< empty: the first rank of each class
+  SimulationBounds bounds;
   /// Called now and then during a replay with (operations done, operations in all); may be empty.
   std::function<void(std::int64_t, std::int64_t)> progress;
 };
@@ -67,6 +69,9 @@ struct Simulated {
   std::int64_t lowered = 0;   ///< operations of the Programs, each once
   std::int64_t events = 0;    ///< of the replay's queue
   bool far_messages = false;  ///< PriceOptions::far_messages: more operations than are replayed
+  std::int64_t stages = 0;    ///< of the longer of two pipelines that stand for it; 0: its own
+  SimulationCost estimated;   ///< before the replay, of the step alone
+  bool less_advice = false;   ///< sensitivities would have taken more than the bounds allow
 };
 
 struct Prediction {

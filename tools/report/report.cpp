@@ -364,6 +364,14 @@ std::string text_report(const Run& run, const Prediction& p) {
         "  each message to another node as far as the farthest: one by one there would be too "
         "many\n  operations. --full simulates every rank as it is.\n";
   }
+  if (p.simulated.stages > 0) {
+    out += "  by pipelines of " + count_text(p.simulated.stages / 2) + " and " +
+           count_text(p.simulated.stages) +
+           " stages, on whose line longer ones lie (docs/explanation/folding.md)\n";
+  }
+  if (p.simulated.less_advice) {
+    out += "  what a step gains from faster resources was left out: --budget has no time for it\n";
+  }
   for (const std::string& note : run.notes) out += "Note: " + note + "\n";
   return out;
 }
@@ -404,6 +412,10 @@ Json json_report(const Run& run, const Prediction& p) {
   simulation.set("ranks", p.ranks);
   simulation.set("ranks_simulated", p.simulated.ranks);
   simulation.set("far_messages", p.simulated.far_messages);
+  simulation.set("stages_simulated", p.simulated.stages);
+  simulation.set("estimated_s", p.simulated.estimated.seconds);
+  simulation.set("estimated_gib", p.simulated.estimated.gib);
+  simulation.set("advice_left_out", p.simulated.less_advice);
   simulation.set("operations", p.operations);
   simulation.set("events", p.simulated.events);
   simulation.set("wall_s", p.wall_s);
