@@ -194,7 +194,7 @@ void apply_rules(Config& c) {
     if (stated == nullptr || stated->is_null()) c.json.set(key, value);
   }
   for (const auto& [key, value] : c.type.class_defaults) {
-    if (c.published && !mentions(c, key)) c.json.set(key, value);
+    if (c.published && !value.is_null() && !mentions(c, key)) c.json.set(key, value);
   }
   Json traits(c.type.traits);
   for (const Json& rule : c.type.rules) {
