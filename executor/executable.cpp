@@ -42,6 +42,7 @@ Status check_tensors(const Program& program, const std::string& backend) {
       Refused{"moe.latent.", "experts in a latent space"},
       Refused{"moe.shared.norm", "an MLP beside experts"},
       Refused{"mlp.activation.", "activations with weights"},
+      Refused{"embedding.layers", "embeddings of every layer"},
       Refused{"head.transform", "a transform before the output matrix"},
   };
   for (const Tensor& tensor : program.tensors) {

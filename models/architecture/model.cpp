@@ -403,6 +403,10 @@ std::vector<Parameter> embedding_parameters(const Model& model) {
   } else {
     out.push_back({"embedding.tokens", model.vocabulary, width, Split::kRows, Init::kNormal});
   }
+  if (e.layer_rows > 0) {
+    const std::int64_t of_layers = model.layers * e.layer_width;
+    out.push_back({"embedding.layers", e.layer_rows, of_layers, Split::kNone, Init::kNormal});
+  }
   if (model.positions > 0) {
     const std::int64_t of_positions = e.wide_positions ? model.hidden : width;
     out.push_back(

@@ -213,6 +213,8 @@ struct Ends {
   bool final_norm = true;    ///< a norm stands before the output matrix
   std::int64_t classes = 0;  ///< rows of the output matrix; 0 = the vocabulary
   std::int64_t patch = 0;    ///< elements of an image's patch, in place of a table of tokens
+  /// A second table of tokens gives every layer a vector of so many elements (Gemma 3n); 0: none.
+  std::int64_t layer_rows = 0, layer_width = 0;
   bool plain() const { return embedding_width == 0 && classes == 0 && patch == 0; }
   bool operator==(const Ends&) const = default;
 };

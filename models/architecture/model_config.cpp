@@ -300,6 +300,7 @@ Status read_traits(const ModelType& type, Model& m, Mixer& other, std::vector<st
                            "window_shape",
                            "block_configs",
                            "patches",
+                           "layer_table",
                            "listed_heads",
                            "lightning",
                            "counted_experts"}) {
@@ -362,6 +363,7 @@ class ModelReader {
     if (is("lightning")) read_lightning(x_reader, x_model);
     if (is("block_configs")) read_block_configs(x_reader, x_model);
     read_ends(x_json, x_config.type, is("embedding_projection"), is("patches"), x_reader, x_model);
+    if (is("layer_table")) read_layer_table(x_json, x_reader, x_model);
     if (is("attn_config")) read_attn_config();
     read_counted(x_json, x_config.type, x_reader, x_model);
     FT_TRY(ignore_the_rest());
@@ -687,7 +689,9 @@ class ModelReader {
          static_cast<double>(m.experts.count) * static_cast<double>(m.experts.width) * 3 +
          static_cast<double>(m.experts.shared_width) * 3);
     const double scans = largest_mixers(m);
-    const double tables = static_cast<double>(m.vocabulary) * static_cast<double>(m.hidden) * 2;
+    const double tables = static_cast<double>(m.vocabulary) * static_cast<double>(m.hidden) * 2 +
+                          static_cast<double>(m.layers) * static_cast<double>(m.ends.layer_rows) *
+                              static_cast<double>(m.ends.layer_width);
     if (biggest + scans + tables > 1e16) {
       x_reader.fail("hidden_size", "the model would have more than 10^16 parameters");
     }

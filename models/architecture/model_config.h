@@ -67,6 +67,9 @@ void read_block_configs(JsonReader& reader, Model& model);
 /// Reads the parameters that a type has beside those of the model's pieces.
 void read_counted(const Json& json, const ModelType& type, JsonReader& reader, Model& model);
 
+/// Reads the second table of tokens, with a vector for every layer (`hidden_size_per_layer_input`).
+void read_layer_table(const Json& json, JsonReader& reader, Model& model);
+
 /// Reads what both ends have besides a table and an output matrix: `projected`, tables of a width
 /// of their own; `patches`, an image's patches in place of tokens.
 void read_ends(const Json& json, const ModelType& type, bool projected, bool patches,

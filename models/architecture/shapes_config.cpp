@@ -262,6 +262,18 @@ void read_block_configs(JsonReader& reader, Model& m) {
                   std::to_string(m.layers) + " layers");
 }
 
+void read_layer_table(const Json& json, JsonReader& reader, Model& m) {
+  constexpr const char* kWidth = "hidden_size_per_layer_input";
+  constexpr const char* kRows = "vocab_size_per_layer_input";
+  const JsonReader::IntRange sizes{0, kConfigSize.high};
+  const Json* stated = json.find(kWidth);
+  if (stated == nullptr || stated->is_null()) return;
+  reader.read(kWidth, m.ends.layer_width, sizes);
+  m.ends.layer_rows = m.vocabulary;
+  reader.read(kRows, m.ends.layer_rows, sizes);
+  if (m.ends.layer_width == 0 || m.ends.layer_rows == 0) m.ends.layer_width = m.ends.layer_rows = 0;
+}
+
 void read_ends(const Json& json, const ModelType& type, bool projected, bool patches,
                JsonReader& reader, Model& m) {
   Ends& e = m.ends;

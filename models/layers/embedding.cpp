@@ -39,6 +39,8 @@ class EmbeddingWriter : EndWriter {
 
  private:
   bool positions() const { return x_model.positions > 0; }
+  /// Of a token's vectors for all layers.
+  std::int64_t layers_width() const { return x_model.layers * x_model.ends.layer_width; }
   std::int64_t position_elements() const {
     return std::min(x_model.positions, x_plan.sequence_length) * x_hidden;
   }
@@ -89,6 +91,7 @@ class EmbeddingWriter : EndWriter {
 
   void write_forward(SegmentWriter& looks_up, SegmentWriter& w) {
     const Ref out = hidden(kEmbeddingHidden);
+    if (x_at_end) look_up_layers(looks_up);
     Ref joined = look_up(looks_up, w);
     if (!x_at_end) return;
     if (positions()) {
@@ -126,16 +129,37 @@ class EmbeddingWriter : EndWriter {
     w.record(EventRef{kEmbeddingHidden, kReady});
   }
 
+  /// A vector of every token for every layer, which the layers keep for their backward pass.
+  void look_up_layers(SegmentWriter& w) {
+    if (x_model.ends.layer_rows == 0) return;
+    const Ref out =
+        keep("vectors of every layer", x_plan.precision.compute, x_tokens * layers_width());
+    w.compute("embedding.layers", kernel(KernelKind::kEmbedding, x_tokens, layers_width()),
+              {weight("embedding.layers").view(), tokens()}, {out.view()});
+  }
+
+  /// What the layers write, then the table's gradient.
+  void write_layers_gradient(SegmentWriter& w) {
+    if (x_model.ends.layer_rows == 0 || !x_at_end) return;
+    const std::int64_t width = layers_width();
+    const Ref d = temp(x_backward, "d vectors of every layer", x_tokens * width);
+    w.compute("embedding.layers.from_layers", kernel(KernelKind::kFill, x_tokens, width), {},
+              {d.view()});
+    write_table_gradient(w, "embedding.layers",
+                         kernel(KernelKind::kEmbeddingBackward, x_tokens, width), d, false);
+  }
+
   /// `inner`: where the layers' gradient goes, another segment or `w`.
   void write_backward(SegmentWriter& w, SegmentWriter& inner) {
     w.phase = inner.phase = Phase::kBackward;
-    if (!x_plan.shares_vocabulary()) return write_table_gradient(w, gradient_of_sum(w));
+    write_layers_gradient(inner);
+    if (!x_plan.shares_vocabulary()) return write_token_gradient(w, gradient_of_sum(w));
     const Ref d = x_at_end ? gradient_of_sum(inner)
                            : temp(x_backward, "d embedding of the first", x_tokens * x_hidden);
     meet(inner, x_backward, kStagesEmbeddingGradientGroup);
     w.wait(
         from_end(inner, stages(kStagesEmbeddingGradientGroup), "embedding.stages.broadcast", 0, d));
-    write_table_gradient(w, d);
+    write_token_gradient(w, d);
   }
 
   /// From the gradient of the residual stream to that of the sum of what ranks looked up.
@@ -173,24 +197,32 @@ class EmbeddingWriter : EndWriter {
     return d;
   }
 
-  void write_table_gradient(SegmentWriter& w, const Ref& d) {
+  void write_token_gradient(SegmentWriter& w, const Ref& d) {
     // A tied table of this stage already holds the head's part of its gradient.
-    const Ref table = gradient("embedding.tokens");
     const bool written =
         (x_model.tied_embeddings && x_plan.pipeline == 1) || x_model.is_encoder_decoder();
-    if (!written) clear(w, "embedding.tokens.zero", table);
-    const Kernel scatter = vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_hidden);
+    write_table_gradient(w, "embedding.tokens",
+                         vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_hidden), d,
+                         written);
+  }
+
+  /// `written`: something of this pass wrote into the gradient before.
+  void write_table_gradient(SegmentWriter& w, const char* of, const Kernel& scatter, const Ref& d,
+                            bool written) {
+    const Ref table = gradient(of);
+    const std::string name = of;
+    if (!written) clear(w, name + ".zero", table);
     if (x_plan.writes_fresh() || x_plan.fused_accumulation) {
-      w.compute("embedding.tokens.gradient", scatter, {d.view(), tokens()}, {table.view()});
+      w.compute(name + ".gradient", scatter, {d.view(), tokens()}, {table.view()});
       return;
     }
     // A whole table of its own, as autograd makes it, then added.
-    const Ref part = temp(x_backward, "d table", table.count);
-    w.compute("embedding.tokens.zero", kernel(KernelKind::kFill, 1, table.count), {},
-              {part.view()});
-    w.compute("embedding.tokens.gradient", scatter, {d.view(), tokens()}, {part.view()});
-    w.compute("embedding.tokens.accumulate",
-              kernel(KernelKind::kAdd, table.count / x_hidden, x_hidden),
+    const Ref part =
+        temp(x_backward, name == "embedding.tokens" ? "d table" : "d table of layers", table.count);
+    w.compute(name + ".zero", kernel(KernelKind::kFill, 1, table.count), {}, {part.view()});
+    w.compute(name + ".gradient", scatter, {d.view(), tokens()}, {part.view()});
+    w.compute(name + ".accumulate",
+              kernel(KernelKind::kAdd, table.count / scatter.cols, scatter.cols),
               {table.view(), part.view()}, {table.view()});
   }
 
@@ -202,7 +234,7 @@ class EmbeddingWriter : EndWriter {
   }
 
   /// Fresh gradients that are added to, or written in part, start from zero.
-  void clear(SegmentWriter& w, const char* name, const Ref& ref) {
+  void clear(SegmentWriter& w, const std::string& name, const Ref& ref) {
     if (!x_plan.writes_fresh()) return;
     Kernel fill = kernel(KernelKind::kFill, 1, ref.count);
     fill.dtype = ref.dtype;

@@ -100,6 +100,7 @@ void check_grid(const Model& m, const Plan& p, Violations& out) {
               {m.attention.sinks, "parallel/tensor_mode", "attention sinks"},
               {m.predict_layers > 0, "parallel/tensor_mode", "multi-token prediction"},
               {m.ends.masked > 0, "parallel/tensor_mode", "the head of masked tokens"},
+              {m.ends.layer_rows > 0, "parallel/tensor_mode", "embeddings of every layer"},
               {m.is_encoder_decoder(), "parallel/tensor_mode", "encoder-decoders"},
               {p.precision.low(), "precision", "less than 16 bits"},
               {p.by_units(), "sharding/level", "sharded gradients or parameters"},

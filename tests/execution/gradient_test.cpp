@@ -160,6 +160,7 @@ TEST(Gradients, OtherNormsAndMixersAreRefused) {
     refused([heads](Model& m) { m.qk_norm = true, m.norms.heads = heads; }, llama);
   }
   refused([](Model& m) { m.activation = Activation::kGeglu; }, llama);
+  refused([](Model& m) { m.ends.layer_rows = 10, m.ends.layer_width = 4; }, llama);
   const std::size_t layers = static_cast<std::size_t>(llama.layers);
   refused([layers](Model& m) { m.hybrid.layers.assign(layers, {Mixer::kConv}); }, llama);
   refused(

@@ -8,6 +8,7 @@
 
 #include "models/lower.h"
 #include "sim/program/memory.h"
+#include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -222,6 +223,40 @@ TEST(ModelStates, BytesPerParameter) {
       const BytesByKind kinds = persistent_bytes(program);
       EXPECT_EQ(kinds[static_cast<std::size_t>(BufferKind::kOptimizer)], 12 * padded / d);
       EXPECT_EQ(kinds[static_cast<std::size_t>(BufferKind::kParameters)], 2 * padded);
+    }
+  }
+}
+
+// A table with a vector of every layer for every token (Gemma 3n): its rows have the states of
+// parameters, and the vectors of a microbatch stay until its backward pass. Its look-up and its
+// gradient move rows; they add no FLOPs.
+TEST(ModelStates, TablesOfLayersAreHeld) {
+  const Model plain = small_llama();
+  Model model = plain;
+  model.ends.layer_rows = 500;
+  model.ends.layer_width = 16;
+  const std::int64_t p = model.layers * 500 * 16;
+  EXPECT_EQ(parameter_count(model), parameter_count(plain) + p);
+  for (const std::int64_t data : {1, 2}) {
+    for (const std::int64_t tensor : {1, 2}) {
+      const Plan plan = small_plan(model, {tensor, 1, 1, data}, 2);
+      const Workload with = lower(model, plan);
+      ASSERT_TRUE(verify(with).ok()) << verify(with).error().message;
+      const Workload without = lower(plain, plan);
+      const Bytes each = 2 + bytes_of(plan.precision.gradients, 1) + 12;
+      EXPECT_EQ(memory_peak(with.programs[0]).persistent,
+                memory_peak(without.programs[0]).persistent + each * p);
+      const auto saved = [](const Program& program) {
+        Bytes sum = 0;
+        for (const FrameLayout& layout : program.layouts) {
+          for (const Buffer& buffer : layout.buffers) {
+            sum += buffer.name == "vectors of every layer" && buffer.saved ? buffer.bytes() : 0;
+          }
+        }
+        return sum;
+      };
+      EXPECT_EQ(saved(with.programs[0]), 2 * plan.tokens() * model.layers * 16);
+      EXPECT_EQ(model_flops(model, 1000, 100).full, model_flops(plain, 1000, 100).full);
     }
   }
 }

@@ -244,6 +244,32 @@ TEST(ModelTypes, ListsOfLayersAreAsLongAsTheModel) {
   EXPECT_EQ(linear.of(linear.kind(1)).attention.gate, OutputGate::kNone);
 }
 
+// A second table has a vector of every layer for every token; without a width there is none.
+TEST(ModelTypes, LayersMayHaveATableOfTokens) {
+  const std::string more = ",\"laurel_rank\":4,\"altup_num_inputs\":2";
+  const std::string rows = ",\"vocab_size_per_layer_input\":90";
+  const Model m =
+      typed_model(of_type("gemma3n_text", more + rows + ",\"hidden_size_per_layer_input\":8"))
+          .value();
+  EXPECT_EQ(m.ends.layer_rows, 90);
+  EXPECT_EQ(m.ends.layer_width, 8);
+  bool found = false;
+  for (const Parameter& p : embedding_parameters(m)) {
+    if (p.name == "embedding.layers") found = p.rows == 90 && p.cols == 4 * 8;
+  }
+  EXPECT_TRUE(found);
+  EXPECT_EQ(
+      typed_model(of_type("gemma4_text", rows + ",\"hidden_size_per_layer_input\":0")).value().ends,
+      Ends());
+  EXPECT_TRUE(is_named(
+      typed_model(of_type("gemma3n_text", more + rows + ",\"hidden_size_per_layer_input\":-8")),
+      "hidden_size_per_layer_input"));
+  EXPECT_TRUE(is_named(
+      typed_model(of_type("gemma3n_text", more + ",\"vocab_size_per_layer_input\":1000000000,"
+                                                 "\"hidden_size_per_layer_input\":1000000000")),
+      "10^16"));
+}
+
 // The language model of a part of a part.
 TEST(ModelTypes, PartsMayHaveParts) {
   const std::string text = of_type("qwen2", ",\"num_key_value_heads\":2");
