@@ -16,7 +16,8 @@ struct ExpertForm {
   /// An MLP stands beside the experts: of the hidden width, or of `intermediate_size`.
   enum class Beside : std::uint8_t { kNone, kHidden, kIntermediate } beside = Beside::kNone;
   bool norms_after = false, scales = false;
-  bool pairs = false;  ///< a layer is two, of which the first has experts beside its MLP
+  bool pairs = false;   ///< a layer is two, of which the first has experts beside its MLP
+  std::string passing;  ///< the key with the number of experts that give a token back as it is
 };
 
 ExpertForm form_of(const ModelType& type, JsonReader& errors) {
@@ -33,6 +34,7 @@ ExpertForm form_of(const ModelType& type, JsonReader& errors) {
                                                     {"pairs", &out.pairs},
                                                     {"optional", &out.optional}};
   for (const auto& [name, value] : switches) reader.read(name, *value);
+  reader.read("passing", out.passing);
   reader.read_enum("beside", out.beside, {"none", "hidden", "intermediate"});
   errors.adopt(reader.finish());
   return out;
@@ -134,6 +136,17 @@ void read_expert_period(JsonReader& reader, Model& m) {
   }
 }
 
+/// Experts that give a token back as it is (zero-computation experts, LongCat-Flash technical
+/// report, arXiv 2509.01322, section 2.1): under a balanced router a token of top_k of all has
+/// top_k count / (count + passing) that compute, in the mean and rounded; at least one.
+void read_passing(const std::string& key, JsonReader& reader, Experts& e) {
+  std::int64_t passing = 0;
+  reader.read(key, passing, JsonReader::IntRange{0, 1 << 16});
+  const std::int64_t all = e.count + passing;
+  if (all < 1) return;  // the number of experts was at fault
+  e.top_k = std::max<std::int64_t>(1, (2 * e.top_k * e.count + all) / (2 * all));
+}
+
 /// Where experts stand among the layers.
 void read_places(const Json& json, const ModelType& type, JsonReader& reader, Model& m) {
   Experts& e = m.experts;
@@ -215,6 +228,7 @@ void read_sparse(const Json& json, const ModelType& type, JsonReader& reader, Mo
     return;
   }
   read_groups(json, reader, form.groups, e);
+  if (!form.passing.empty()) read_passing(form.passing, reader, e);
 }
 
 void read_latent(const Json& json, JsonReader& reader, Model& m) {

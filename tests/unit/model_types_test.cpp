@@ -270,6 +270,24 @@ TEST(ModelTypes, LayersMayHaveATableOfTokens) {
       "10^16"));
 }
 
+// Of a router's choices those that pass a token on are no work: LongCat-Flash's 12 of 768, of which
+// 512 compute, are 8, which are 28 of its 560 billion parameters (its report says 27).
+TEST(ModelTypes, ExpertsThatPassATokenOnAreNoWork) {
+  const auto longcat = [](const std::string& passing) {
+    return typed_model(
+        of_type("longcat_flash",
+                ",\"q_lora_rank\":16,\"kv_lora_rank\":16,\"qk_nope_head_dim\":16,"
+                "\"qk_rope_head_dim\":8,\"v_head_dim\":16,\"n_routed_experts\":512,"
+                "\"moe_topk\":12,\"expert_ffn_hidden_size\":32,\"zero_expert_num\":" +
+                    passing));
+  };
+  EXPECT_EQ(longcat("0").value().experts.top_k, 12);
+  EXPECT_EQ(longcat("256").value().experts.top_k, 8);
+  EXPECT_EQ(longcat("65536").value().experts.top_k, 1);
+  EXPECT_TRUE(is_named(longcat("-1"), "zero_expert_num"));
+  EXPECT_TRUE(is_named(longcat("1e9"), "zero_expert_num"));
+}
+
 // The language model of a part of a part.
 TEST(ModelTypes, PartsMayHaveParts) {
   const std::string text = of_type("qwen2", ",\"num_key_value_heads\":2");
