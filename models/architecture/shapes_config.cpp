@@ -157,6 +157,8 @@ void read_lightning(JsonReader& reader, Model& m) {
                 "expected the kind of each of " + std::to_string(m.layers) + " layers");
     return;
   }
+  std::int64_t group = 2;  // of layers, whose last has full attention
+  const bool grouped = reader.read("layer_group_size", group, kConfigSize);
   m.sliding_window = 256;
   reader.read("block_size", m.sliding_window, kConfigSize);
   LayerShape linear = shape_of(m);
@@ -165,9 +167,11 @@ void read_lightning(JsonReader& reader, Model& m) {
   std::vector<LayerKind> kinds;
   m.full_attention.clear();
   for (std::size_t l = 0; l < layers; ++l) {
-    const bool full = list == nullptr
-                          ? l % 2 == 0
-                          : (*list)[l] == Json("full_attention") || (*list)[l] == Json(1);
+    const auto every = static_cast<std::size_t>(group);
+    const bool of_group =
+        grouped ? l % every == every - 1 || l >= layers / every * every : l % 2 == 0;
+    const bool full =
+        list == nullptr ? of_group : (*list)[l] == Json("full_attention") || (*list)[l] == Json(1);
     const LayerKind kind = m.kind(static_cast<std::int64_t>(l));
     m.full_attention.push_back(full);
     kinds.push_back(full ? kind : with_shape(kind, linear, m));

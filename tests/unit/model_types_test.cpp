@@ -288,6 +288,24 @@ TEST(ModelTypes, ExpertsThatPassATokenOnAreNoWork) {
   EXPECT_TRUE(is_named(longcat("1e9"), "zero_expert_num"));
 }
 
+// Of every group of layers the last has full attention, and those behind the last whole group.
+TEST(ModelTypes, LinearLayersComeInGroups) {
+  const auto ring = [](const std::string& group) {
+    return typed_model(of_type("bailing_moe_linear",
+                               ",\"num_experts\":8,\"num_experts_per_tok\":2,"
+                               "\"moe_intermediate_size\":32,\"layer_group_size\":" +
+                                   group));
+  };
+  const Model m = ring("3").value();
+  EXPECT_TRUE(m.windowed(0));
+  EXPECT_TRUE(m.windowed(1));
+  EXPECT_FALSE(m.windowed(2));
+  EXPECT_FALSE(m.windowed(3));
+  EXPECT_EQ(ring("9").value().full_attention, std::vector<bool>(4, true));
+  EXPECT_TRUE(is_named(ring("0"), "layer_group_size"));
+  EXPECT_TRUE(is_named(ring("[1]"), "layer_group_size"));
+}
+
 // The language model of a part of a part.
 TEST(ModelTypes, PartsMayHaveParts) {
   const std::string text = of_type("qwen2", ",\"num_key_value_heads\":2");
