@@ -1,4 +1,5 @@
 #include <array>
+#include <utility>
 
 #include "models/architecture/model_config.h"
 
@@ -30,11 +31,28 @@ void read_same(JsonReader& reader, const char* key, std::int64_t size) {
               ErrorKind::kUnsupported);
 }
 
+/// The decoder's object: its depth, and sizes that must be the encoder's.
+void read_decoder(JsonReader& reader, Model& m) {
+  const Json* json = reader.take("decoder");
+  if (json == nullptr) return;
+  JsonReader nested(*json, reader.source(), reader.pointer("decoder"));
+  nested.read("num_hidden_layers", m.decoder_layers, kConfigSize);
+  const std::pair<const char*, std::int64_t> same[] = {
+      {"hidden_size", m.hidden},    {"num_attention_heads", m.heads},
+      {"head_dim", m.head_dim},     {"num_key_value_heads", m.kv_heads},
+      {"vocab_size", m.vocabulary}, {"intermediate_size", m.intermediate}};
+  for (const auto& [key, size] : same) read_same(nested, key, size);
+  for (const std::string& key : nested.unknown()) nested.take(key);
+  reader.adopt(nested.finish());
+}
+
 }  // namespace
 
-void read_encoder_decoder(bool relative, JsonReader& reader, Model& m) {
+void read_encoder_decoder(bool relative, bool parts, JsonReader& reader, Model& m) {
   m.encoder_layers = m.decoder_layers = m.layers;
-  if (relative) {
+  if (parts) {
+    read_decoder(reader, m);
+  } else if (relative) {
     m.relative_buckets = 32;
     reader.read("num_decoder_layers", m.decoder_layers, kConfigSize);
     read_t5(reader, m);
@@ -49,7 +67,7 @@ void read_encoder_decoder(bool relative, JsonReader& reader, Model& m) {
                   "found false; a table for each stack is not modelled", ErrorKind::kUnsupported);
     }
   }
-  m.kv_heads = m.heads;
+  if (!parts) m.kv_heads = m.heads;
   m.layers = m.encoder_layers + 1 + 2 * m.decoder_layers;
 }
 

@@ -150,6 +150,45 @@ void list_sparse_layers(Json& json, const ModelType& type) {
   json.set("moe_layers", Json(std::move(list)));
 }
 
+/// Keys whose value is a list of numbers for different parts: each number by the name that the
+/// trait `lists` gives it. The first is the key's own.
+void open_lists(const ModelType& type, Json& json) {
+  const Json traits(type.traits);
+  const Json* lists = traits.find("lists");
+  if (lists == nullptr || lists->object() == nullptr) return;
+  for (const auto& [key, names] : *lists->object()) {
+    const Json* stated = json.find(key);
+    if (stated == nullptr || stated->array() == nullptr || names.array() == nullptr) continue;
+    const Json::Array values = *stated->array();
+    if (values.size() != names.array()->size()) continue;  // the key's reader tells it
+    json.erase(key);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::string* name = (*names.array())[i].string();
+      if (name != nullptr && json.find(*name) == nullptr) json.set(*name, values[i]);
+    }
+  }
+}
+
+/// `layer_types` in the words of this program, out of what the list `key` calls them by the trait
+/// `kinds`: {KEY: {WORD OR NUMBER: KIND}}.
+void rename_kinds(const ModelType& type, Json& json) {
+  const Json traits(type.traits);
+  const Json* kinds = traits.find("kinds");
+  if (kinds == nullptr || kinds->object() == nullptr) return;
+  for (const auto& [key, words] : *kinds->object()) {
+    const Json* list = json.find(key);
+    if (list == nullptr || list->array() == nullptr) continue;
+    Json::Array renamed = *list->array();
+    for (Json& kind : renamed) {
+      const Json* word =
+          words.find(kind.string() != nullptr ? *kind.string() : dump_json(kind, -1));
+      if (word != nullptr) kind = *word;
+    }
+    json.erase(key);
+    if (json.find("layer_types") == nullptr) json.set("layer_types", Json(std::move(renamed)));
+  }
+}
+
 /// One number in place of a list that has the same for every layer.
 void fold_list(const std::string& key, Json& json) {
   const Json* list = json.find(key);
@@ -290,6 +329,9 @@ Status read_traits(const ModelType& type, Model& m, Mixer& other, std::vector<st
                            "attn_config",
                            "encoder_decoder",
                            "relative_positions",
+                           "stack_parts",
+                           "key_blocks",
+                           "whole_parts",
                            "embedding_projection",
                            "intermediate_halves",
                            "intermediate_two_thirds",
@@ -308,7 +350,9 @@ Status read_traits(const ModelType& type, Model& m, Mixer& other, std::vector<st
     if (reader.read(form, on) && on) forms.emplace_back(form);
   }
   reader.read("attention_chunk", m.attention_chunk, JsonReader::IntRange{1, kMost});
-  for (const char* number : {"full_every", "more_positions"}) reader.take(number);
+  for (const char* other_reader : {"full_every", "more_positions", "kinds", "lists"}) {
+    reader.take(other_reader);
+  }
   return reader.finish();
 }
 
@@ -496,15 +540,17 @@ class ModelReader {
       m.positions = positions + number_of("more_positions");
     }
     if (is("segments")) read_segments();
-    if (pair) read_encoder_decoder(is("relative_positions"), x_reader, m);
+    if (pair) read_encoder_decoder(is("relative_positions"), is("stack_parts"), x_reader, m);
     x_reader.read(key("sliding_window"), m.sliding_window, JsonReader::IntRange{1, kMost});
+    if (is("key_blocks")) read_key_blocks(x_json, x_config.type, x_reader, m);
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;
     }
     const Json* chunk = x_json.find("attention_chunk_size");
     if (chunk != nullptr && chunk->is_null()) m.attention_chunk = 0;
     x_reader.read("attention_chunk_size", m.attention_chunk, JsonReader::IntRange{1, kMost});
-    if (!m.notes.not_lowered.empty()) {
+    if (is("stack_parts")) m.sliding_window = 0;  // no stack here has layers with a window
+    if (!m.notes.not_lowered.empty() || is("stack_parts")) {
       x_reader.take("layer_types");
     } else if (!is("mixers") && !is("lightning")) {
       read_layer_types();
@@ -726,6 +772,10 @@ Result<std::string> type_of(const Json& whole, const Json& part, const std::stri
     JsonReader outside(whole, source, "");
     outside.read("model_type", outer);
     if (!is_model_type(type) && is_model_type(outer)) return outer;
+    if (is_model_type(outer)) {
+      FT_ASSIGN(const ModelType whole_type, load_model_type(outer));
+      if (Json(whole_type.traits).find("whole_parts") != nullptr) return outer;
+    }
   }
   if (type.empty()) reader.require("model_type", "a model type such as \"llama\"");
   FT_TRY(reader.status());
@@ -754,6 +804,8 @@ Result<Model> read_model(const Json& json, const std::string& source, const std:
       config.type.left_out.push_back("parts beside " + place.substr(place.rfind('/') + 1));
     }
     for (const std::string& nested : config.type.nested) open_nested(nested, config.json);
+    open_lists(config.type, config.json);
+    rename_kinds(config.type, config.json);
     count_listed_layers(config.json, config.type);
     for (const char* key : kListedSizes) fold_list(key, config.json);
     apply_rules(config);

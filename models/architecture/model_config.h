@@ -59,6 +59,8 @@ void read_listed_heads(JsonReader& reader, Model& model);
 /// in blocks, with gates and as many key-value heads as heads.
 void read_lightning(JsonReader& reader, Model& model);
 
+/// Reads how many keys a query sees in layers where an indexer chooses blocks of them: the window.
+void read_key_blocks(const Json& json, const ModelType& type, JsonReader& reader, Model& model);
 /// Reads the sizes of layers with a window (`hybrid_layer_pattern`, `swa_...`).
 void read_window_shape(JsonReader& reader, Model& model);
 /// Reads what each layer has of a model that a search pruned (`block_configs`).
@@ -76,7 +78,8 @@ void read_ends(const Json& json, const ModelType& type, bool projected, bool pat
                JsonReader& reader, Model& model);
 
 /// Reads what an encoder-decoder has beside the keys of all, of which `model` holds the encoder's;
-/// `relative`: its stacks have biases of relative positions, and its keys are T5's.
-void read_encoder_decoder(bool relative, JsonReader& reader, Model& model);
+/// `relative`: its stacks have biases of relative positions, and its keys are T5's. `parts`: either
+/// stack is described by an object of its own, of which `decoder` is left.
+void read_encoder_decoder(bool relative, bool parts, JsonReader& reader, Model& model);
 
 }  // namespace foretrain

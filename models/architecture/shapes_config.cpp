@@ -182,6 +182,14 @@ void read_lightning(JsonReader& reader, Model& m) {
   if (!m.hybrid.shapes.empty()) m.hybrid.layers = std::move(kinds);
 }
 
+void read_key_blocks(const Json& json, const ModelType& type, JsonReader& reader, Model& m) {
+  std::int64_t blocks = 16;
+  std::int64_t keys = 128;
+  reader.read(key_of(json, type, "index_topk_blocks"), blocks, JsonReader::IntRange{1, 1 << 20});
+  reader.read(key_of(json, type, "index_block_size"), keys, JsonReader::IntRange{1, 1 << 20});
+  m.sliding_window = blocks * keys;
+}
+
 void read_window_shape(JsonReader& reader, Model& m) {
   const Json* pattern = reader.require("hybrid_layer_pattern", "1 for layers with a window, or 0");
   const Json::Array* list = pattern == nullptr ? nullptr : pattern->array();

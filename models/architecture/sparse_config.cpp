@@ -195,7 +195,7 @@ void read_sparse(const Json& json, const ModelType& type, JsonReader& reader, Mo
   const std::string width = key_of(json, type, "moe_intermediate_size");
   if (!form.one_width) reader.require(width, "the width of an expert");
   reader.read(width, e.width, kConfigSize);
-  reader.read("intermediate_size_mlp", m.intermediate, kConfigSize);
+  reader.read(key_of(json, type, "intermediate_size_mlp"), m.intermediate, kConfigSize);
   std::int64_t shared = form.always_shared ? 1 : 0;
   reader.read(key_of(json, type, "n_shared_experts"), shared, JsonReader::IntRange{0, 1 << 16});
   e.shared_width = shared * e.width;

@@ -306,6 +306,70 @@ TEST(ModelTypes, LinearLayersComeInGroups) {
   EXPECT_TRUE(is_named(ring("[1]"), "layer_group_size"));
 }
 
+// Parts that name another type are of the whole file's, where that says so.
+TEST(ModelTypes, PartsMayHaveTheTypeOfTheWhole) {
+  const std::string more =
+      ",\"num_key_value_heads\":2,\"head_dim\":16,\"num_local_experts\":4,\"dense_intermediate_"
+      "size\":"
+      "256,\"num_experts_per_tok\":2,\"moe_layer_freq\":[0,1,1,1],\"sparse_attention_config\":{"
+      "\"sparse_num_index_heads\":2,\"sparse_index_dim\":8,\"sparse_topk_blocks\":3,"
+      "\"sparse_block_size\":4,\"sparse_attention_freq\":[0,0,1,1]}";
+  const Model m = typed_model("{\"model_type\":\"minimax_m3_vl\",\"text_config\":" +
+                              of_type("minimax_m2", more) + "}")
+                      .value();
+  EXPECT_EQ(m.type, "minimax_m3_vl");
+  EXPECT_EQ(m.sliding_window, 3 * 4);
+  EXPECT_FALSE(m.windowed(1));
+  EXPECT_TRUE(m.windowed(2));
+  EXPECT_EQ(m.intermediate, 256);
+  EXPECT_EQ(m.experts.width, 128);
+  ASSERT_EQ(m.notes.counted.size(), 3U);
+  EXPECT_EQ(m.notes.counted[0].parameters, 2 * 2 * 8 * 64);
+  EXPECT_TRUE(is_named(typed_model(of_type("minimax_m3_vl_text",
+                                           ",\"num_local_experts\":4,\"num_experts_per_tok\":2,"
+                                           "\"sparse_attention_freq\":[1,7,0,1]")),
+                       "layer_types"));
+}
+
+// A list of two numbers is one for text and one for images; a list of another length is told.
+TEST(ModelTypes, ListsOfPartsAreOpened) {
+  const std::string experts =
+      ",\"moe_k\":2,\"moe_num_experts\":[8,8],\"moe_layer_start_index\":[1,1],"
+      "\"moe_num_shared_experts\":0,\"moe_intermediate_size\":";
+  const Model m = typed_model(of_type("ernie4_5_moe_vl", experts + "[32,16]")).value();
+  EXPECT_EQ(m.experts.width, 32);
+  EXPECT_EQ(m.experts.first_dense, 1);
+  ASSERT_EQ(m.notes.counted.size(), 2U);
+  EXPECT_EQ(m.notes.counted[0].parameters, 3 * 3 * 8 * 64 * 16);
+  EXPECT_EQ(m.notes.counted[0].active, 0);
+  for (const char* hostile : {"[]", "[32,16,8]", "{}", "[32,\"a\"]", "[-1,2]"}) {
+    EXPECT_TRUE(is_named(typed_model(of_type("ernie4_5_moe_vl", experts + hostile)),
+                         "moe_intermediate_size"))
+        << hostile;
+  }
+}
+
+// A stack of T5Gemma is described by an object of its own.
+TEST(ModelTypes, StacksMayBeParts) {
+  const std::string sizes =
+      "\"hidden_size\":64,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":16,"
+      "\"intermediate_size\":128,\"vocab_size\":100,\"num_hidden_layers\":";
+  const auto pair = [&sizes](const std::string& decoder) {
+    return typed_model("{\"model_type\":\"t5gemma\",\"encoder\":{" + sizes +
+                       "4,\"layer_types\":[\"sliding_attention\"]},\"decoder\":" + decoder + "}");
+  };
+  const Model m = pair("{" + sizes + "2}").value();
+  EXPECT_EQ(m.encoder_layers, 4);
+  EXPECT_EQ(m.decoder_layers, 2);
+  EXPECT_EQ(m.kv_heads, 2);
+  EXPECT_EQ(m.sliding_window, 0);
+  EXPECT_TRUE(is_named(pair("{" + sizes + "2,\"hidden_size\":128}"), "hidden_size"));
+  EXPECT_TRUE(is_named(pair("{\"hidden_size\":128}"), "/decoder/hidden_size"));
+  EXPECT_TRUE(is_named(pair("[3]"), "decoder"));
+  EXPECT_TRUE(is_named(pair("{\"num_hidden_layers\":0}"), "/decoder/num_hidden_layers"));
+  EXPECT_TRUE(is_named(pair("{\"num_hidden_layers\":1e30}"), "/decoder/num_hidden_layers"));
+}
+
 // The language model of a part of a part.
 TEST(ModelTypes, PartsMayHaveParts) {
   const std::string text = of_type("qwen2", ",\"num_key_value_heads\":2");
