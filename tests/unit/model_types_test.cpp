@@ -244,68 +244,6 @@ TEST(ModelTypes, ListsOfLayersAreAsLongAsTheModel) {
   EXPECT_EQ(linear.of(linear.kind(1)).attention.gate, OutputGate::kNone);
 }
 
-// A second table has a vector of every layer for every token; without a width there is none.
-TEST(ModelTypes, LayersMayHaveATableOfTokens) {
-  const std::string more = ",\"laurel_rank\":4,\"altup_num_inputs\":2";
-  const std::string rows = ",\"vocab_size_per_layer_input\":90";
-  const Model m =
-      typed_model(of_type("gemma3n_text", more + rows + ",\"hidden_size_per_layer_input\":8"))
-          .value();
-  EXPECT_EQ(m.ends.layer_rows, 90);
-  EXPECT_EQ(m.ends.layer_width, 8);
-  bool found = false;
-  for (const Parameter& p : embedding_parameters(m)) {
-    if (p.name == "embedding.layers") found = p.rows == 90 && p.cols == 4 * 8;
-  }
-  EXPECT_TRUE(found);
-  EXPECT_EQ(
-      typed_model(of_type("gemma4_text", rows + ",\"hidden_size_per_layer_input\":0")).value().ends,
-      Ends());
-  EXPECT_TRUE(is_named(
-      typed_model(of_type("gemma3n_text", more + rows + ",\"hidden_size_per_layer_input\":-8")),
-      "hidden_size_per_layer_input"));
-  EXPECT_TRUE(is_named(
-      typed_model(of_type("gemma3n_text", more + ",\"vocab_size_per_layer_input\":1000000000,"
-                                                 "\"hidden_size_per_layer_input\":1000000000")),
-      "10^16"));
-}
-
-// Of a router's choices those that pass a token on are no work: LongCat-Flash's 12 of 768, of which
-// 512 compute, are 8, which are 28 of its 560 billion parameters (its report says 27).
-TEST(ModelTypes, ExpertsThatPassATokenOnAreNoWork) {
-  const auto longcat = [](const std::string& passing) {
-    return typed_model(
-        of_type("longcat_flash",
-                ",\"q_lora_rank\":16,\"kv_lora_rank\":16,\"qk_nope_head_dim\":16,"
-                "\"qk_rope_head_dim\":8,\"v_head_dim\":16,\"n_routed_experts\":512,"
-                "\"moe_topk\":12,\"expert_ffn_hidden_size\":32,\"zero_expert_num\":" +
-                    passing));
-  };
-  EXPECT_EQ(longcat("0").value().experts.top_k, 12);
-  EXPECT_EQ(longcat("256").value().experts.top_k, 8);
-  EXPECT_EQ(longcat("65536").value().experts.top_k, 1);
-  EXPECT_TRUE(is_named(longcat("-1"), "zero_expert_num"));
-  EXPECT_TRUE(is_named(longcat("1e9"), "zero_expert_num"));
-}
-
-// Of every group of layers the last has full attention, and those behind the last whole group.
-TEST(ModelTypes, LinearLayersComeInGroups) {
-  const auto ring = [](const std::string& group) {
-    return typed_model(of_type("bailing_moe_linear",
-                               ",\"num_experts\":8,\"num_experts_per_tok\":2,"
-                               "\"moe_intermediate_size\":32,\"layer_group_size\":" +
-                                   group));
-  };
-  const Model m = ring("3").value();
-  EXPECT_TRUE(m.windowed(0));
-  EXPECT_TRUE(m.windowed(1));
-  EXPECT_FALSE(m.windowed(2));
-  EXPECT_FALSE(m.windowed(3));
-  EXPECT_EQ(ring("9").value().full_attention, std::vector<bool>(4, true));
-  EXPECT_TRUE(is_named(ring("0"), "layer_group_size"));
-  EXPECT_TRUE(is_named(ring("[1]"), "layer_group_size"));
-}
-
 // Parts that name another type are of the whole file's, where that says so.
 TEST(ModelTypes, PartsMayHaveTheTypeOfTheWhole) {
   const std::string more =
@@ -368,6 +306,68 @@ TEST(ModelTypes, StacksMayBeParts) {
   EXPECT_TRUE(is_named(pair("[3]"), "decoder"));
   EXPECT_TRUE(is_named(pair("{\"num_hidden_layers\":0}"), "/decoder/num_hidden_layers"));
   EXPECT_TRUE(is_named(pair("{\"num_hidden_layers\":1e30}"), "/decoder/num_hidden_layers"));
+}
+
+// Of a router's choices those that pass a token on are no work: LongCat-Flash's 12 of 768, of which
+// 512 compute, are 8, which are 28 of its 560 billion parameters (its report says 27).
+TEST(ModelTypes, ExpertsThatPassATokenOnAreNoWork) {
+  const auto longcat = [](const std::string& passing) {
+    return typed_model(
+        of_type("longcat_flash",
+                ",\"q_lora_rank\":16,\"kv_lora_rank\":16,\"qk_nope_head_dim\":16,"
+                "\"qk_rope_head_dim\":8,\"v_head_dim\":16,\"n_routed_experts\":512,"
+                "\"moe_topk\":12,\"expert_ffn_hidden_size\":32,\"zero_expert_num\":" +
+                    passing));
+  };
+  EXPECT_EQ(longcat("0").value().experts.top_k, 12);
+  EXPECT_EQ(longcat("256").value().experts.top_k, 8);
+  EXPECT_EQ(longcat("65536").value().experts.top_k, 1);
+  EXPECT_TRUE(is_named(longcat("-1"), "zero_expert_num"));
+  EXPECT_TRUE(is_named(longcat("1e9"), "zero_expert_num"));
+}
+
+// Of every group of layers the last has full attention, and those behind the last whole group.
+TEST(ModelTypes, LinearLayersComeInGroups) {
+  const auto ring = [](const std::string& group) {
+    return typed_model(of_type("bailing_moe_linear",
+                               ",\"num_experts\":8,\"num_experts_per_tok\":2,"
+                               "\"moe_intermediate_size\":32,\"layer_group_size\":" +
+                                   group));
+  };
+  const Model m = ring("3").value();
+  EXPECT_TRUE(m.windowed(0));
+  EXPECT_TRUE(m.windowed(1));
+  EXPECT_FALSE(m.windowed(2));
+  EXPECT_FALSE(m.windowed(3));
+  EXPECT_EQ(ring("9").value().full_attention, std::vector<bool>(4, true));
+  EXPECT_TRUE(is_named(ring("0"), "layer_group_size"));
+  EXPECT_TRUE(is_named(ring("[1]"), "layer_group_size"));
+}
+
+// A second table has a vector of every layer for every token; without a width there is none.
+TEST(ModelTypes, LayersMayHaveATableOfTokens) {
+  const std::string more = ",\"laurel_rank\":4,\"altup_num_inputs\":2";
+  const std::string rows = ",\"vocab_size_per_layer_input\":90";
+  const Model m =
+      typed_model(of_type("gemma3n_text", more + rows + ",\"hidden_size_per_layer_input\":8"))
+          .value();
+  EXPECT_EQ(m.ends.layer_rows, 90);
+  EXPECT_EQ(m.ends.layer_width, 8);
+  bool found = false;
+  for (const Parameter& p : embedding_parameters(m)) {
+    if (p.name == "embedding.layers") found = p.rows == 90 && p.cols == 4 * 8;
+  }
+  EXPECT_TRUE(found);
+  EXPECT_EQ(
+      typed_model(of_type("gemma4_text", rows + ",\"hidden_size_per_layer_input\":0")).value().ends,
+      Ends());
+  EXPECT_TRUE(is_named(
+      typed_model(of_type("gemma3n_text", more + rows + ",\"hidden_size_per_layer_input\":-8")),
+      "hidden_size_per_layer_input"));
+  EXPECT_TRUE(is_named(
+      typed_model(of_type("gemma3n_text", more + ",\"vocab_size_per_layer_input\":1000000000,"
+                                                 "\"hidden_size_per_layer_input\":1000000000")),
+      "10^16"));
 }
 
 // The language model of a part of a part.
