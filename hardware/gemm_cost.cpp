@@ -16,12 +16,16 @@ constexpr double kMostProducts = 1e19;
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Tensor cores read 16 bytes at a time of the dimension that lies contiguous in memory: m or k of
-/// the first operand, k or n of the second, n of the result.
-bool misaligned(const Gemm& work) {
-  const std::int64_t elements = 128 / bits_of(work.in);
+/// the first operand, k or n of the second, n of the result. Where a dimension is no multiple of
+/// that, libraries have slower kernels, by how many bytes it is a multiple of.
+double alignment_rate(const GemmConstants& c, const Gemm& work) {
   const std::int64_t first = work.transpose_a ? work.m : work.k;
   const std::int64_t second = work.transpose_b ? work.k : work.n;
-  return work.n % elements != 0 || first % elements != 0 || second % elements != 0;
+  const std::int64_t elements = std::gcd(std::gcd(work.n, first), second);
+  const std::int64_t bits = std::gcd(elements * bits_of(work.in), std::int64_t{128});
+  if (bits == 128) return 1;
+  if (work.in == DType::kFp32) return c.misaligned.fp32;
+  return c.misaligned.tensor_cores[bits >= 64 ? 0 : bits >= 32 ? 1 : 2];
 }
 
 /// fp32 results of the parts of k.
@@ -207,7 +211,7 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
                            ClockState clock, double moved) {
   const double peak = peak_tflops(device, work.in) * 1e12;
   double rate = peak * efficiency_of(c, work.in);
-  if (misaligned(work)) rate *= c.misaligned;
+  rate *= alignment_rate(c, work);
   rate *= clock == ClockState::kSustained ? sustained_factor(device, work.in)
                                           : device.relative_rate.of(work.in);
   if (work.transpose_a) rate *= c.weight_gradient;

@@ -15,6 +15,18 @@ std::vector<GemmTile> tiles_at(const Json& json, std::string_view key) {
   return out;
 }
 
+/// One number, or one by how many bytes contiguous dimensions are a multiple of.
+void read_misaligned(const Json& json, GemmConstants& gemm) {
+  const Json& rates = member(json, "misaligned");
+  if (rates.find("8") == nullptr) {
+    gemm.misaligned.tensor_cores.fill(rates.number());
+  } else {
+    gemm.misaligned.tensor_cores = {number_at(rates, "8"), number_at(rates, "4"),
+                                    number_at(rates, "2")};
+  }
+  if (const Json* fp32 = json.find("misaligned_fp32")) gemm.misaligned.fp32 = fp32->number();
+}
+
 GemmConstants read_gemm(const Json& json) {
   GemmConstants gemm;
   gemm.tiles = tiles_at(json, "tiles");
@@ -49,7 +61,7 @@ GemmConstants read_gemm(const Json& json) {
   }
   gemm.memory_efficiency = number_at(json, "memory_efficiency");
   gemm.latency_us = number_at(json, "latency_us");
-  gemm.misaligned = number_at(json, "misaligned");
+  read_misaligned(json, gemm);
   gemm.deviation = number_at(json, "deviation");
   return gemm;
 }

@@ -17,6 +17,12 @@ struct GemmTile {
   double relative = 1;  ///< of the best tile's rate
 };
 
+/// Rates of products of which a contiguous dimension is no multiple of 16 bytes.
+struct AlignmentRates {
+  std::array<double, 3> tensor_cores = {1, 1, 1};  ///< by multiples of 8, of 4, of 2 bytes
+  double fp32 = 1;                                 ///< off them
+};
+
 struct GemmConstants {
   std::vector<GemmTile> tiles;
   std::int64_t array = 0;  ///< extent of a systolic array, to which the last rows and columns of
@@ -37,7 +43,7 @@ struct GemmConstants {
   double winograd = 0;             ///< rate of Winograd's convolutions in fp32; 0: there are none
   double memory_efficiency = 1;
   double latency_us = 0;
-  double misaligned = 1;  ///< rate where a contiguous dimension is no multiple of 16 bytes
+  AlignmentRates misaligned;
   double deviation = 0;
 };
 

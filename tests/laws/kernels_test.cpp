@@ -167,6 +167,27 @@ TEST(Gemm, AlignmentIsOfWhatIsContiguous) {
   EXPECT_GT(seconds(forward), aligned * 1.3);
 }
 
+// The fewer bytes a contiguous dimension is a multiple of, the slower the kernels that are left: an
+// H200 took so long for the heads of 30522 and of 50257 words (tests/data/pytorch_steps.json).
+// Products in fp32, off the tensor cores, do not care.
+TEST(Gemm, OddVocabulariesAreSlow) {
+  const DeviceSpec device = read_device(Json("h200-sxm-141gb"), "test", "").value();
+  const auto passes = [&device](std::int64_t rows, std::int64_t words, DType type) {
+    const Gemm forward{rows, words, 1024, 1, false, true, false, type, type};
+    const Gemm input{rows, 1024, words, 1, false, false, false, type, type};
+    const Gemm weight{words, 1024, rows, 1, true, false, false, type, type};
+    double out = 0;
+    for (const Gemm& work : {forward, input, weight}) {
+      out += gemm_cost(device, work, nullptr).value().duration.seconds();
+    }
+    return out;
+  };
+  EXPECT_NEAR(passes(8192, 30522, DType::kFp16), (2004 + 2076 + 1968) * 1e-6, 0.1 * 6048e-6);
+  EXPECT_NEAR(passes(16384, 50257, DType::kBf16), (17405 + 12034 + 11333) * 1e-6, 0.1 * 40772e-6);
+  EXPECT_GT(passes(8192, 50260, DType::kBf16), 1.3 * passes(8192, 50264, DType::kBf16));
+  EXPECT_LT(passes(8192, 50257, DType::kFp32), 1.01 * passes(8192, 50304, DType::kFp32));
+}
+
 // Products apart, of any number and in any pass, cost no more than one by one and no less than the
 // peak lets; where they run one after another a collective slows them as it slows each.
 TEST(Gemm, ProductsApart) {
