@@ -10,10 +10,10 @@
 namespace foretrain {
 namespace {
 
-/// Rows of a vocabulary table: padded to a multiple of 128 for each of its parts, as Megatron-LM
-/// does.
+/// Rows of a vocabulary table: padded to a multiple for each of its parts (Megatron-LM: of 128).
 std::int64_t padded_rows(const Parameter& p, const Plan& plan) {
-  return p.is_table() ? round_up(p.rows, 128 * plan.vocabulary_parts()) : p.rows;
+  if (!p.is_table()) return p.rows;
+  return round_up(p.rows, plan.loss.vocabulary_multiple * plan.vocabulary_parts());
 }
 
 /// How a parameter is cut: by the rank's place in one group, in another.

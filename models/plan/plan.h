@@ -291,9 +291,11 @@ struct ScheduleFile {
   bool operator==(const ScheduleFile&) const = default;
 };
 
-/// How the head's loss is worked out.
+/// How the head's loss is worked out, over which words.
 struct LossPlan {
   LossForm form = LossForm::kFused;
+  /// A rank's rows of the tables of embedding and head are a multiple of it.
+  std::int64_t vocabulary_multiple = 128;
   /// Head and loss go by so many parts of the tokens, gradients and all (models/layers/ends.h); 0:
   /// whole.
   std::int64_t chunks = 0;

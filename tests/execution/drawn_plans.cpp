@@ -86,6 +86,7 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   Model& m = out.model;
   make_small(rng, m);
   Plan& p = out.plan;
+  if (m.vocabulary % 2 == 1) p.loss.vocabulary_multiple = 1;
   while (p.accelerators > 8) {
     std::int64_t& largest = p.data > 2 ? p.data : p.pipeline > 2 ? p.pipeline : p.tensor;
     const std::int64_t microbatches = p.microbatches();

@@ -116,6 +116,22 @@ TEST(WeightPasses, TrainAsOneRank) {
 }
 
 // Layers that are computed again but for what stays, with and without the end that nothing reads.
+// Rows that no token has change nothing.
+TEST(VocabularyTables, TrainAsPaddedOnes) {
+  for (std::uint64_t seed = 52'000; seed < 52'004; ++seed) {
+    Rng rng(seed);
+    Drawn drawn = draw_small(rng, DrawnKind::kBuckets);
+    SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
+    drawn.plan.loss.vocabulary_multiple = 128;
+    const Result<Trained> padded = train<double>(drawn.model, drawn.plan);
+    ASSERT_TRUE(padded.ok()) << padded.error().message;
+    drawn.plan.loss.vocabulary_multiple = 1;
+    const Result<Trained> whole = train<double>(drawn.model, drawn.plan);
+    ASSERT_TRUE(whole.ok()) << whole.error().message;
+    expect_same(padded.value(), whole.value(), 1e-8);
+  }
+}
+
 TEST(Recomputation, TrainsAsOneRank) {
   using Flag = bool Recompute::*;
   for (const Model& model : {narrow_gpt(), narrowed(small_llama(), 4)}) {
