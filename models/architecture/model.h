@@ -13,7 +13,8 @@
 namespace foretrain {
 
 enum class Norm : std::uint8_t { kLayerNorm, kRmsNorm };
-enum class Activation : std::uint8_t { kGelu, kSwiglu, kRelu, kRelu2, kGeglu };
+/// kGeluNew: the gelu by tanh that Transformers writes out in operations.
+enum class Activation : std::uint8_t { kGelu, kSwiglu, kRelu, kRelu2, kGeglu, kGeluNew };
 enum class Position : std::uint8_t { kLearned, kRope, kAlibi, kNone };
 
 /// What some experts have besides.

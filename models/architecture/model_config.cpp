@@ -674,11 +674,14 @@ class ModelReader {
     int index = -1;
     x_reader.read_choice(key("hidden_act"), index, names);
     if (index < 0) return;
+    constexpr int kGeluNew = 1;
     constexpr int kGelus = 6;
     constexpr int kSilus = 10;
     Activation& a = x_model.activation;
     if (index <= kGelus) {
-      a = is("gated") || index == kGelus ? Activation::kGeglu : Activation::kGelu;
+      a = is("gated") || index == kGelus ? Activation::kGeglu
+          : index == kGeluNew            ? Activation::kGeluNew
+                                         : Activation::kGelu;
     } else if (index < kSilus || is("gated")) {
       a = Activation::kSwiglu;  // a ReLU that gates has the same matrices
     } else {

@@ -22,8 +22,8 @@
 // own.
 //
 // Of layers that are computed again autocast holds the copies of weights to the end of the forward
-// pass. Left out: operations of fp32's list inside activations (`pow` in GPT-2's gelu), the copy in
-// fp32 of what a model gives back (accelerate).
+// pass. GPT-2's gelu_new is in fp32 behind its power (models/layers/kernel_forms.h). Left out: the
+// copy in fp32 of what a model gives back (accelerate).
 #pragma once
 
 #include <array>

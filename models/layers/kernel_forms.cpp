@@ -88,6 +88,26 @@ KernelForm autocast_rope(bool backward) {
   return {5, {34, 6 + 4 + 6 + 12, 4}};
 }
 
+/// Transformers' gelu_new, x/2 (1 + tanh(c (x + a x^3))): eight kernels forward, thirteen backward.
+KernelForm gelu_form(const Plan& plan, const Kernel& kernel) {
+  const bool backward = kernel.kind == KernelKind::kGeluBackward;
+  const std::int32_t launches = backward ? 5 : 3;
+  if (plan.precision.autocast) {
+    // Autocast takes powers in fp32, and so all behind them. To fp32 r2 w4, cube r4 w4, a x^3 r4
+    // w4, sum r6 w4, c x r4 w4, tanh r4 w4, 1 + r4 w4, half r2 w2, product r6 w4, to 16 bits r4 w2:
+    // 76 - 4.
+    if (!backward) return {launches, {72}};
+    // To fp32 r2 w4, d half r8 w4 and to 16 bits r4 w2, d tanh r6 w4, tanh' r8 w4, c x r4 w4, to
+    // 16 bits r4 w2, a x r4 w4, square r4 w4, its triple r4 w4, cube' r8 w4, to 16 bits r4 w2, half
+    // r2 w2, two sums r4 w2: 118 - 6.
+    return {launches, {112}};
+  }
+  const auto element = static_cast<std::int64_t>(bits_of(kernel.dtype) / 8);
+  // Six of r w, two of r2 w, less r w: 18 - 2. Backward six of r w, five of r2 w (with both sums of
+  // paths), one scale of each path r w: 28 - 3.
+  return {launches, {(backward ? 25 : 16) * element}};
+}
+
 /// The loss as a composition. Of the 14 bytes that the three kernels move themselves (2, 6, 6):
 KernelForm loss_form(LossForm form, KernelKind kind) {
   const bool parallel = form == LossForm::kParallel;
@@ -209,6 +229,10 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
     const KernelForm form =
         plan.precision.autocast ? autocast_rope(backward) : eager_form(kind, element);
     return kernel.value < 1 ? partly_turned(form, kernel) : form;
+  }
+  if (eager && kernel.value > 0 &&
+      (kind == KernelKind::kGelu || kind == KernelKind::kGeluBackward)) {
+    return gelu_form(plan, kernel);
   }
   // Statistics first, then values: x twice; d y and x twice.
   if (kind == KernelKind::kBatchNorm) return {1, {element}};

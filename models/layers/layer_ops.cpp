@@ -130,14 +130,21 @@ void LayerOps::forward_core(SegmentWriter& w) {
                        x_mixers.mixed(x_b.context), x_tokens, x_b.context_x);
 }
 
+/// Of a gelu that the model's own code writes out in operations.
+static Kernel written_out(Kernel kernel, const Model& model) {
+  kernel.value = model.activation == Activation::kGeluNew ? 1 : 0;
+  return kernel;
+}
+
 void LayerOps::forward_activation(SegmentWriter& w) {
   std::vector<View> reads = views_of(raw_up());
   if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
   const Ref trained = weight("mlp.activation.weight");
   if (trained.valid()) reads.push_back(trained.view());
-  w.compute("mlp.activation",
-            kernel(activation_kind(x_model.activation, false), x_tokens, x_down.in),
-            std::move(reads), {x_b.act.view()});
+  w.compute(
+      "mlp.activation",
+      written_out(kernel(activation_kind(x_model.activation, false), x_tokens, x_down.in), x_model),
+      std::move(reads), {x_b.act.view()});
   keep_composed(w, "mlp.activation", x_b.composed_act);
   x_quantizer.quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_x);
 }
@@ -206,9 +213,10 @@ void LayerOps::backward_activation(SegmentWriter& w, const Ref& d_act, const Ref
     reads.push_back(trained.view());
     add_gradients(x_plan, {gradient("mlp.activation.weight")}, reads, writes);
   }
-  w.compute("mlp.activation_gradient",
-            kernel(activation_kind(x_model.activation, true), x_tokens, x_down.in),
-            std::move(reads), std::move(writes));
+  w.compute(
+      "mlp.activation_gradient",
+      written_out(kernel(activation_kind(x_model.activation, true), x_tokens, x_down.in), x_model),
+      std::move(reads), std::move(writes));
   let_go_composed(w, "mlp.activation", x_b.composed_act);
 }
 

@@ -91,6 +91,7 @@ Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts) {
 KernelKind activation_kind(Activation activation, bool backward) {
   switch (activation) {
     case Activation::kGelu:
+    case Activation::kGeluNew:
       return backward ? KernelKind::kGeluBackward : KernelKind::kGelu;
     case Activation::kSwiglu:
       return backward ? KernelKind::kSwigluBackward : KernelKind::kSwiglu;
@@ -325,9 +326,16 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
   const bool activation = whole || again.activation;
   b.act = place.add("mlp activation", type, x_tokens * x_down.in, low || activation);
   b.act_x = place.operand("mlp activation quantized", b.act, activation);
-  if (composes_activation()) {
+  if (!composes_activation()) return;
+  if (x_model.gated()) {
     b.composed_act = place.add("mlp gate activated", type, b.act.count, activation);
+    return;
   }
+  // A gelu's: the cube's operand, tanh and 1 + tanh in fp32, half of x in 16 bits; where nothing is
+  // cast the operand is what the matrix gave.
+  const bool autocast = x_plan.precision.autocast;
+  b.composed_act = place.add("mlp gelu terms", autocast ? DType::kFp32 : type,
+                             b.act.count * (autocast ? 7 : 6) / 2, activation);
 }
 
 void LayerParts::declare_operations(Buffers& b, const Placer& place) const {
@@ -373,8 +381,8 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
   }
 }
 
-/// Autocast's copies of weights and biases. They stay for the linears' backward pass or, of a layer
-/// that is computed again, until the forward pass of the microbatch is over.
+/// Autocast's copies of weights and biases. They stay for the linears' backward pass or, of a
+/// layer that is computed again, until the forward pass of the microbatch is over.
 void LayerParts::declare_casts(LayoutWriter& saved, LayoutWriter& local) {
   const auto copy_of = [&](const std::string& name, const Ref& own, bool again) {
     if (!own.valid() || (again && !x_again.layer)) return Ref();

@@ -169,7 +169,8 @@ class LayerParts {
   }
   bool composes_activation() const {
     const bool composed = x_plan.fusion == Fusion::kEager || x_plan.fusion == Fusion::kNorms;
-    return composed && x_model.gated() && !x_moe;
+    const bool gelu = x_model.activation == Activation::kGeluNew;
+    return !x_moe && ((composed && x_model.gated()) || (gelu && x_plan.fusion == Fusion::kEager));
   }
   /// What norms give is cast by kernels of their own, or they write what linears read.
   bool casts_normed() const { return x_plan.precision.autocast && !x_plan.precision.fuses_casts; }

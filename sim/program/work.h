@@ -307,7 +307,7 @@ struct Kernel {
   std::int64_t head_dim = 0;   ///< of rope
   std::int64_t first_row = 0;  ///< of dropouts: among the tokens that the rank holds
   /// The rate of a dropout, the norm that `scale` and `adam` clip to, the share of a head that rope
-  /// turns.
+  /// turns; 1 of a gelu that eager code composes.
   double value = 0;
   /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
   /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them. Of
