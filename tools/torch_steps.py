@@ -29,7 +29,8 @@ LLAMA_8B = dict(model_type="llama", hidden_size=4096, intermediate_size=14336, n
 LLAMA_1B = dict(model_type="llama", hidden_size=2048, intermediate_size=8192, num_attention_heads=32,
                 num_key_value_heads=8, head_dim=64, num_hidden_layers=16, vocab_size=128256,
                 max_position_embeddings=8192, rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=True)
-GPT2 = dict(model_type="gpt2", n_embd=1024, n_head=16, n_layer=24, n_positions=1024, vocab_size=50257)
+GPT2 = dict(model_type="gpt2", n_embd=1024, n_head=16, n_layer=24, n_positions=1024, vocab_size=50257,
+            activation_function="gelu_new")
 BERT = dict(model_type="bert", hidden_size=1024, num_attention_heads=16, num_hidden_layers=24, intermediate_size=4096,
             max_position_embeddings=512, vocab_size=30522)
 QWEN3 = dict(model_type="qwen3", hidden_size=2560, intermediate_size=9728, num_attention_heads=32,
