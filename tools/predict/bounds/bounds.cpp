@@ -18,7 +18,8 @@
 namespace foretrain {
 namespace {
 
-// Seconds of a core (docs/robustness.md, Bounds): measured with the release build.
+// Seconds of a core, rounded from profiles of whole runs in the release build, not measured one by
+// one (docs/robustness.md, Bounds).
 constexpr double kSecondsPerLowered = 0.45e-6;  ///< an operation of a Program's calls, once written
 constexpr double kSecondsPerReplayed = 0.35e-6;
 constexpr double kSecondsPerRank = 3e-6;  ///< bound to its groups and folded
