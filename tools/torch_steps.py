@@ -82,7 +82,10 @@ TYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 
 def run_of(one):
     """What foretrain is asked: the system of Hugging Face's Trainer on one GPU, with what the case says otherwise."""
-    run = {"model": one["model"], "system": "transformers", "cluster": {"preset": "dgx-h100", "accelerators": 1},
+    clusters = {"H200": "dgx-h200", "B200": "dgx-b200", "A100": "dgx-a100-80gb"}
+    name = torch.cuda.get_device_name(0)
+    preset = next((clusters[part] for part in clusters if part in name), "dgx-h100")
+    run = {"model": one["model"], "system": "transformers", "cluster": {"preset": preset, "accelerators": 1},
            "batch": {"global": one["micro"] * one["micros"], "micro": one["micro"], "sequence": one["sequence"]},
            "host": {"data_us": 0, "step_us": 0}}
     kernels = {"attention": "unfused" if one["attention"] == "eager" else "flash", "flash": "flash2",

@@ -13,17 +13,18 @@ namespace foretrain {
 namespace {
 
 /// Largest error of the step of dense layers, whose forms are modelled.
-constexpr double kDense = 0.10;
+constexpr double kDense = 0.07;
 
-/// Rows further off, each with what is left out.
-const std::map<std::string, double>& left_out() {
+/// Errors of rows that lack something, by what. They may not move by more than kMoves unsaid.
+constexpr double kMoves = 0.02;
+const std::map<std::string, double>& known_errors() {
   static const std::map<std::string, double> out = {
-      {"qwen3-30b-a3b-bf16", 0.15},   // Transformers masks and sorts what its experts get
-      {"mixtral-bf16", 0.15},         // likewise
-      {"gpt-oss-20b-bf16", 0.45},     // scores with sinks are joined, and their products misaligned
-      {"bert-large-autocast", 0.20},  // an eighth of the step the device waits for the host
-      {"gemma3-4b-bf16", 0.20},       // a tenth likewise; heads of 256
-      {"gpt2-medium-autocast", 0.15}  // what autocast casts around a composed gelu
+      {"qwen3-30b-a3b-bf16", -0.118},  // Transformers masks and sorts what its experts get
+      {"mixtral-bf16", -0.123},        // likewise
+      {"gpt-oss-20b-bf16", -0.399},  // scores with sinks are joined, and their products misaligned
+      {"bert-large-autocast", -0.125},  // an eighth of the step the device waits for the host
+      {"gemma3-4b-bf16", -0.150},       // a tenth likewise; heads of 256
+      {"gpt2-medium-autocast", -0.087}  // what autocast casts around a composed gelu
   };
   return out;
 }
@@ -52,8 +53,12 @@ TEST(PyTorchSteps, AreAsPredicted) {
     const double error = predicted / measured - 1;
     std::printf("| %s | %.4f | %.4f | %+.1f %% |\n", name.c_str(), measured, predicted,
                 100 * error);
-    const auto known = left_out().find(name);
-    EXPECT_LE(std::abs(error), known == left_out().end() ? kDense : known->second) << name;
+    const auto known = known_errors().find(name);
+    if (known == known_errors().end()) {
+      EXPECT_LE(std::abs(error), kDense) << name;
+    } else {
+      EXPECT_NEAR(error, known->second, kMoves) << name;
+    }
   }
 }
 

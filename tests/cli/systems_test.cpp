@@ -74,7 +74,7 @@ TEST(Systems, AFileIsASystem) {
   place.write("mine.json", R"({"name": "mine", "description": "made of what is there",
       "sources": {}, "defaults": {"sharding": {"level": "parameters", "forward_prefetch": true},
       "kernels": {"fusion": "eager", "loss": "torch"}}})");
-  const Json base = simulated(place, "run.json", {});
+  const Json base = simulated(place, "run.json", {"kernels.fusion=eager", "kernels.loss=torch"});
   const Json mine = simulated(place, "run.json", {"system=mine.json"});
   EXPECT_NE(at(base, "iteration_time_s").number(), at(mine, "iteration_time_s").number());
   EXPECT_LT(at(at(mine, "memory"), "peak_gib").number(),

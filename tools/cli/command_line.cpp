@@ -141,9 +141,9 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
       ->type_name("SECONDS")
       ->check(CLI::PositiveNumber)
       ->check(is_number);
-  verb->add_option(
-          "--max-memory", args.bounds.gib,
-          "Refuse what would take more memory here, by an estimate (default: what is free)")
+  verb->add_option("--max-memory", args.bounds.gib,
+                   "Refuse a step whose data would take more memory here, by an estimate (default: "
+                   "what is free)")
       ->type_name("GIB")
       ->check(CLI::PositiveNumber)
       ->check(is_number);

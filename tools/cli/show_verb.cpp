@@ -103,8 +103,8 @@ Json model_json(const Model& m) {
   out.set("learned_positions", m.positions);
   out.set("sliding_window", m.sliding_window);
   out.set("norm", m.norm == Norm::kLayerNorm ? "layer-norm" : "rms-norm");
-  static const char* const activations[] = {"gelu", "silu (gated)", "relu", "relu2",
-                                            "gelu (gated)"};
+  static const char* const activations[] = {"gelu",  "silu (gated)", "relu",
+                                            "relu2", "gelu (gated)", "gelu_new"};
   out.set("activation", activations[static_cast<std::size_t>(m.activation)]);
   static const char* const positions[] = {"learned", "rope", "alibi", "none"};
   if (!m.is_encoder_decoder()) {

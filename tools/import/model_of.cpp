@@ -50,7 +50,7 @@ const char* act_of(const std::string& activation) {
 }
 
 std::string word_of(Activation activation) {
-  constexpr const char* kNames[] = {"gelu", "swiglu", "relu", "relu2", "geglu"};
+  constexpr const char* kNames[] = {"gelu", "swiglu", "relu", "relu2", "geglu", "gelu"};
   return kNames[static_cast<std::size_t>(activation)];
 }
 std::string word_of(Position position) {

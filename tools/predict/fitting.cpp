@@ -507,7 +507,10 @@ class Search {
       if (!kind.empty() && !may_not(kind.front())) mildest.push_back(kind.front());
     }
     const std::int64_t most = std::min(x_most_tries, x_least_tries);
-    if (std::ssize(mildest) > most) mildest.resize(static_cast<std::size_t>(most));
+    if (std::ssize(mildest) > most) {
+      x_out.stopped = x_out.stopped || x_most_tries <= x_least_tries;
+      mildest.resize(static_cast<std::size_t>(most));
+    }
     std::vector<std::optional<Outcome>> outcomes(mildest.size());
     in_parallel(mildest.size(), [&](std::size_t i) { outcomes[i] = outcome_of(mildest[i]); });
     for (std::size_t i = 0; i < mildest.size(); ++i) x_ahead[mildest[i]] = std::move(outcomes[i]);

@@ -443,7 +443,9 @@ Result<FoldedStep> choose_fold(const Run& run, const LoweredStep& step,
                                const PredictOptions& options) {
   constexpr std::int64_t kMostOperations = 40'000'000;
   FT_ASSIGN(FoldedStep out, fold_step(run, step, price_options(run), options.full));
-  const bool few = out.operations <= kMostOperations && out.cost.within(options.bounds);
+  // What a RUN is predicted to take must not depend on what else the machine does.
+  const bool few = out.operations <= kMostOperations &&
+                   (options.bounds.of_machine || out.cost.within(options.bounds));
   if (!few && !options.full) {
     PriceOptions prices = out.options;
     prices.far_messages = true;
@@ -565,9 +567,11 @@ bool is_too_long(const Run& run, const PredictOptions& options) {
   const std::vector<std::int64_t> few = fewer_microbatches(run.plan);
   const std::int64_t microbatches = few.empty() ? run.plan.microbatches() : few.front();
   const bool many = run.plan.pipeline >= kManyStages;
-  if (!many && surely_within(run.model, run.plan, microbatches, options.bounds)) return false;
+  const bool asked = !options.bounds.of_machine;
+  if (!many && (!asked || surely_within(run.model, run.plan, microbatches, options.bounds)))
+    return false;
   const SimulationCost cost = cost_of_lowering(run.model, run.plan, microbatches);
-  return (many && cost.operations > kMostOperations) || !cost.within(options.bounds);
+  return (many && cost.operations > kMostOperations) || (asked && !cost.within(options.bounds));
 }
 
 /// By two steps with fewer stages; none where the step is short, or stages are not alike.
@@ -578,10 +582,11 @@ Result<std::optional<Prediction>> by_fewer_stages(const Run& run, const PredictO
   if (!stages || !is_too_long(run, options)) return Found();
   PredictOptions of_fewer = options;
   of_fewer.most_memory = 0;
-  FT_ASSIGN(const Prediction a, by_own_stages(with_stages(run, stages->first), of_fewer));
-  FT_ASSIGN(const Prediction b, by_own_stages(with_stages(run, stages->second), of_fewer));
-  if (!on_a_line(run, a, b, *stages)) return Found();
-  Prediction out = with_more_stages(run, a, b, *stages);
+  const Result<Prediction> a = by_own_stages(with_stages(run, stages->first), of_fewer);
+  if (!a.ok()) return Found();  // an error is to name the run's own stages
+  const Result<Prediction> b = by_own_stages(with_stages(run, stages->second), of_fewer);
+  if (!b.ok() || !on_a_line(run, a.value(), b.value(), *stages)) return Found();
+  Prediction out = with_more_stages(run, a.value(), b.value(), *stages);
   fill_model_rates(run, out);
   return Found(std::move(out));
 }

@@ -33,17 +33,18 @@ bool scatters_nothing(const KeyContext& c) {
   return !c.plan.scatter_gather && c.asks("parallel", "scatter_gather", Json(true));
 }
 
-/// A vocabulary that is a multiple of 8 and not of 128.
-const Sets& odd_vocabulary() {
-  static const Sets sets = {
-      R"(model={"model_type":"llama","num_hidden_layers":4,"hidden_size":64,)"
-      R"("num_attention_heads":4,"intermediate_size":128,"vocab_size":1000})"};
-  return sets;
+Sets vocabulary_of(int words) {
+  return {R"(model={"model_type":"llama","num_hidden_layers":4,"hidden_size":64,)"
+          R"("num_attention_heads":4,"intermediate_size":128,"vocab_size":)" +
+          std::to_string(words) + "}"};
 }
 
 /// Padded as asked, as Megatron-LM pads or not at all, tables have the same rows.
 bool needs_no_rows(const KeyContext& c) {
-  return c.model.is_network() || c.model.vocabulary % (128 * c.plan.vocabulary_parts()) == 0;
+  const auto rows = [&c](std::int64_t multiple) {
+    return round_up(c.model.vocabulary, multiple * c.plan.vocabulary_parts());
+  };
+  return c.model.is_network() || rows(c.plan.loss.vocabulary_multiple) == rows(128);
 }
 
 }  // namespace
@@ -157,8 +158,8 @@ PlanKeys parallel_keys() {
           .fallback_to(128)
           .says("A rank's rows of the tables of embedding and head are padded to a multiple of it; "
                 "1: as the model has them (docs/explanation/gemm-prices.md).")
-          .probe("1", odd_vocabulary())
-          .idle_if(needs_no_rows, "the vocabulary needs no more rows", {}, "64"),
+          .probe("1", vocabulary_of(1000))
+          .idle_if(needs_no_rows, "the vocabulary needs no more rows", vocabulary_of(8192), "64"),
       PlanKey("parallel.pipeline_layout", KeyType::kAny, set_layout)
           .else_("by pipeline_partition")
           .says("Layers of every chunk, chunk-major: a list.")

@@ -123,6 +123,15 @@ double number_in(const std::string& path, const std::string& key = "") {
   return -1;
 }
 
+/// Bytes that a control group holds and would give back: files in memory, and the kernel's caches.
+double given_back(const std::string& group) {
+  double out = 0;
+  for (const char* key : {"inactive_file ", "active_file ", "slab_reclaimable "}) {
+    out += std::max(0.0, number_in(group + "/memory.stat", key));
+  }
+  return out;
+}
+
 /// The folder of this process's control group, of version 2; "" where there is none.
 std::string control_group() {
   std::ifstream file("/proc/self/cgroup");
@@ -144,15 +153,20 @@ double bytes_of(const Program& program) {
   return out;
 }
 
+double free_of_group(const std::string& folder) {
+  const double most = number_in(folder + "/memory.max");
+  const double used = number_in(folder + "/memory.current");
+  if (most < 0 || used < 0) return -1;
+  return std::clamp(most - used + given_back(folder), 0.0, most);
+}
+
 double available_memory_gib() {
   constexpr double kShare = 0.9;
   std::vector<double> bytes;
   const double available = number_in("/proc/meminfo", "MemAvailable:");
   if (available >= 0) bytes.push_back(1024 * available);
   for (std::string group = control_group(); !group.empty();) {
-    const double most = number_in(group + "/memory.max");
-    const double used = number_in(group + "/memory.current");
-    if (most >= 0 && used >= 0) bytes.push_back(std::max(0.0, most - used));
+    if (const double free = free_of_group(group); free >= 0) bytes.push_back(free);
     const std::size_t slash = group.rfind('/');
     group = group == "/sys/fs/cgroup" || slash == std::string::npos ? "" : group.substr(0, slash);
   }
@@ -163,8 +177,9 @@ double available_memory_gib() {
     bytes.push_back(std::max(0.0, static_cast<double>(limit.rlim_cur) - mapped));
   }
   if (bytes.empty()) return 0;
-  // A bound of nothing would be none.
-  return std::max(1.0, kShare * *std::min_element(bytes.begin(), bytes.end())) / kGiB;
+  // Nobody asked for the bound: a small run is tried in any case.
+  constexpr double kLeast = 256 * 1024 * 1024;
+  return std::max(kLeast, kShare * *std::min_element(bytes.begin(), bytes.end())) / kGiB;
 }
 
 bool surely_within(const Model& model, const Plan& plan, std::int64_t microbatches,

@@ -35,8 +35,12 @@ struct SimulationCost {
 
 /// Memory that the machine has to give to this process, less a tenth, in GiB: what the kernel calls
 /// available (/proc/meminfo), at most what is left of the limits of the control group (version 2)
-/// and of the address space (`ulimit -v`). 0 where nothing says so.
+/// and of the address space (`ulimit -v`); at least 0.25. 0 where nothing says so.
 double available_memory_gib();
+
+/// Bytes that the control group of this folder (version 2) may still take, with what it would give
+/// back (`memory.stat`); < 0 where it has no limit.
+double free_of_group(const std::string& folder);
 
 /// The least that a step with so many microbatches takes, that of one class of ranks a stage: from
 /// Programs of the stage in the middle.
