@@ -381,8 +381,8 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
   }
 }
 
-/// Autocast's copies of weights and biases. They stay for the linears' backward pass or, of a
-/// layer that is computed again, until the forward pass of the microbatch is over.
+/// Autocast's copies of weights and biases. They stay for the linears' backward pass or, of a layer
+/// that is computed again, until the forward pass of the microbatch is over.
 void LayerParts::declare_casts(LayoutWriter& saved, LayoutWriter& local) {
   const auto copy_of = [&](const std::string& name, const Ref& own, bool again) {
     if (!own.valid() || (again && !x_again.layer)) return Ref();

@@ -290,9 +290,9 @@ std::vector<LaunchFile> export_composer(Sheet& sheet) {
   put(sheet, "batch.global", "global_train_batch_size", Json(run.plan.global_batch));
   put(sheet, "sharding.level", "fsdp_config.sharding_strategy", Json(strategy_of(run.plan)));
   std::vector<LaunchFile> out = {{"train.yaml", ""}};
-  const bool mpt = m.norm == Norm::kLayerNorm && m.activation == Activation::kGelu &&
-                   !m.has_experts() && m.position != Position::kNone && !m.bidirectional &&
-                   m.norms.plain();
+  const bool gelu = m.activation == Activation::kGelu || m.activation == Activation::kGeluNew;
+  const bool mpt = m.norm == Norm::kLayerNorm && gelu && !m.has_experts() &&
+                   m.position != Position::kNone && !m.bidirectional && m.norms.plain();
   if (mpt) {
     put(sheet, "model", "model.name", Json("mpt_causal_lm"));
     put(sheet, "model", "model.d_model", Json(m.hidden));
