@@ -150,13 +150,17 @@ void list_sparse_layers(Json& json, const ModelType& type) {
   json.set("moe_layers", Json(std::move(list)));
 }
 
+/// The members of a trait that is an object; none where the type does not have it.
+Json::Object members_of_trait(const ModelType& type, const char* name) {
+  const Json traits(type.traits);
+  const Json* trait = traits.find(name);
+  return trait == nullptr || trait->object() == nullptr ? Json::Object() : *trait->object();
+}
+
 /// Keys whose value is a list of numbers for different parts: each number by the name that the
 /// trait `lists` gives it. The first is the key's own.
 void open_lists(const ModelType& type, Json& json) {
-  const Json traits(type.traits);
-  const Json* lists = traits.find("lists");
-  if (lists == nullptr || lists->object() == nullptr) return;
-  for (const auto& [key, names] : *lists->object()) {
+  for (const auto& [key, names] : members_of_trait(type, "lists")) {
     const Json* stated = json.find(key);
     if (stated == nullptr || stated->array() == nullptr || names.array() == nullptr) continue;
     const Json::Array values = *stated->array();
@@ -172,10 +176,7 @@ void open_lists(const ModelType& type, Json& json) {
 /// `layer_types` in the words of this program, out of what the list `key` calls them by the trait
 /// `kinds`: {KEY: {WORD OR NUMBER: KIND}}.
 void rename_kinds(const ModelType& type, Json& json) {
-  const Json traits(type.traits);
-  const Json* kinds = traits.find("kinds");
-  if (kinds == nullptr || kinds->object() == nullptr) return;
-  for (const auto& [key, words] : *kinds->object()) {
+  for (const auto& [key, words] : members_of_trait(type, "kinds")) {
     const Json* list = json.find(key);
     if (list == nullptr || list->array() == nullptr) continue;
     Json::Array renamed = *list->array();
