@@ -47,6 +47,40 @@ std::uint64_t hash_of(const Work& work) {
   return mix_u64(work.index(), std::visit(WorkHash(), work));
 }
 
+/// Of what most segments differ in; equal segments have equal ones.
+std::uint64_t hash_of(const Segment& segment) {
+  std::uint64_t hash = std::hash<std::string>()(segment.name);
+  const auto add = [&hash](auto value) { hash = mix_u64(hash, static_cast<std::uint64_t>(value)); };
+  for (const LayoutId layout : segment.frames) add(layout.index());
+  for (const Op& op : segment.ops) {
+    add(std::hash<std::string>()(op.name));
+    add(op.work.index());
+    add(op.records.event);
+    for (const auto* views : {&op.reads, &op.writes}) {
+      for (const View& view : *views) {
+        add(view.buffer);
+        add(view.offset);
+        add(view.bytes);
+      }
+    }
+    for (const EventRef& event : op.waits) add(event.event);
+  }
+  return hash;
+}
+
+/// The place of what equals `item`, found by `hash`; added at the end if nothing does.
+template <typename IdType, typename T>
+IdType find_or_push(std::vector<T>& table, std::unordered_multimap<std::uint64_t, IdType>& places,
+                    std::uint64_t hash, T item) {
+  const auto [begin, end] = places.equal_range(hash);
+  for (auto it = begin; it != end; ++it) {
+    if (table[it->second.index()] == item) return it->second;
+  }
+  const IdType id = push_id<IdType>(table, std::move(item));
+  places.emplace(hash, id);
+  return id;
+}
+
 /// Where a buffer is first and last touched: (call, op in its segment, formal frame).
 struct Touch {
   std::int32_t call = -1, op = -1;
@@ -303,13 +337,7 @@ WorkId interned(Program& program, Work work) {
 
 WorkId ProgramBuilder::work(Work work) {
   const std::uint64_t hash = hash_of(work);
-  const auto [begin, end] = x_works.equal_range(hash);
-  for (auto it = begin; it != end; ++it) {
-    if (x_program.works[it->second.index()] == work) return it->second;
-  }
-  const WorkId id = push_id<WorkId>(x_program.works, std::move(work));
-  x_works.emplace(hash, id);
-  return id;
+  return find_or_push(x_program.works, x_works, hash, std::move(work));
 }
 
 SegmentId ProgramBuilder::segment(Segment segment) {
@@ -320,7 +348,8 @@ SegmentId ProgramBuilder::segment(Segment segment) {
     kernel.bytes = kernel_bytes(kernel, op);
     op.work = work(kernel);
   }
-  return find_or_push<SegmentId>(x_program.segments, std::move(segment));
+  const std::uint64_t hash = hash_of(segment);
+  return find_or_push(x_program.segments, x_segments, hash, std::move(segment));
 }
 
 std::vector<Call> ProgramBuilder::take_calls(std::size_t first) {

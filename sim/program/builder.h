@@ -48,7 +48,8 @@ class ProgramBuilder {
 
  private:
   Program x_program;
-  std::unordered_multimap<std::uint64_t, WorkId> x_works;  ///< by a hash of part of each
+  std::unordered_multimap<std::uint64_t, WorkId> x_works;        ///< by a hash of part of each
+  std::unordered_multimap<std::uint64_t, SegmentId> x_segments;  ///< likewise
 };
 
 }  // namespace foretrain
