@@ -12,10 +12,10 @@ namespace foretrain {
 namespace {
 
 constexpr std::uint64_t kFirstSeed = 20260;
-constexpr int kPlans = cases(300, 80);
-constexpr int kShardedPlans = cases(120, 40);
-constexpr int kSparsePlans = cases(160, 30);
-constexpr int kGridPlans = cases(80, 20);
+constexpr int kPlans = cases(300, 20);
+constexpr int kShardedPlans = cases(120, 12);
+constexpr int kSparsePlans = cases(160, 10);
+constexpr int kGridPlans = cases(80, 6);
 
 /// Every op of every rank runs exactly when its actor's does.
 void expect_equal(const Replayed& folded, const Replayed& full) {

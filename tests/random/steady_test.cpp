@@ -14,7 +14,7 @@
 namespace foretrain {
 namespace {
 
-constexpr int kSteadyPlans = cases(600, 40);
+constexpr int kSteadyPlans = cases(600, 20);
 
 /// The plan with many microbatches, so that a part of them may stand for all.
 Plan with_many_microbatches(Plan plan, std::int64_t microbatches) {

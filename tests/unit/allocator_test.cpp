@@ -8,6 +8,7 @@
 
 #include "models/lower.h"
 #include "sim/program/memory.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -201,7 +202,7 @@ TEST(CachingAllocator, GivesPagesBack) {
 
 // Of drawn plans: nothing is reserved twice, and nothing that lives is left out.
 TEST(CachingAllocator, HoldsWhatLives) {
-  for (int seed = 0; seed < 200; ++seed) {
+  for (int seed = 0; seed < cases(200, 20); ++seed) {
     Rng rng(static_cast<std::uint64_t>(seed));
     const Drawn drawn = seed % 2 == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
     SCOPED_TRACE(describe(drawn.model, drawn.plan));

@@ -1,6 +1,7 @@
 // Are schedules and layouts those written out by hand?
 #include "models/schedule/schedule.h"
 #include "models/plan/layout/plan_layout.h"
+#include "tests/support/sanitized.h"
 
 #include <gtest/gtest.h>
 
@@ -147,7 +148,7 @@ void expect_runs_through(Schedule schedule, std::int64_t p, std::int64_t m) {
 // the papers say.
 TEST(Schedule, AllRunThrough) {
   for (std::int64_t p = 1; p <= 9; ++p) {
-    for (std::int64_t m = 1; m <= 24; ++m) {
+    for (std::int64_t m = 1; m <= 24; m += cases(1, 5)) {
       for (const Schedule schedule :
            {Schedule::kGpipe, Schedule::k1F1B, Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
             Schedule::kZbAuto, Schedule::kDualPipe, Schedule::kDualPipeV, Schedule::kChimera,
