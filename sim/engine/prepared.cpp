@@ -360,4 +360,13 @@ Result<Prepared> prepare(const Workload& workload, const CostModel& model, Quoti
   return prepared;
 }
 
+Result<Prepared> price_again(const Workload& workload, CostModel& model, const Prepared& prepared) {
+  FT_TRY(place_again(prepared.quotient, model));
+  Prepared out;
+  out.quotient = prepared.quotient;
+  out.programs = prepared.programs;
+  FT_TRY(price_all(workload, model, out));
+  return out;
+}
+
 }  // namespace foretrain

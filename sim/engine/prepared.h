@@ -78,5 +78,7 @@ struct Prepared {
 Result<Prepared> prepare(const Workload& workload, CostModel& model, bool full);
 /// The same of a workload that `model` has folded.
 Result<Prepared> prepare(const Workload& workload, const CostModel& model, Quotient quotient);
+/// The same by what was prepared at other prices of the same machine. `model` has placed nothing.
+Result<Prepared> price_again(const Workload& workload, CostModel& model, const Prepared& prepared);
 
 }  // namespace foretrain

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "sim/base/check.h"
 #include "sim/base/rng.h"
 
 namespace foretrain {
@@ -25,18 +26,39 @@ std::int32_t renumber(std::vector<Color>& colors, std::vector<std::int32_t>& den
   return static_cast<std::int32_t>(seen.size());
 }
 
+/// Asks a model for placements, and keeps the first ranks of each.
+class Placer {
+ public:
+  explicit Placer(CostModel& model) : x_model(model) {}
+
+  Result<PlacementId> place(std::span<const RankId> ranks) {
+    FT_ASSIGN(const PlacementId id, x_model.place(ranks));
+    if (x_known.size() <= id.index()) x_known.resize(id.index() + 1);
+    if (!x_known[id.index()]) x_placed.push_back({id, {ranks.begin(), ranks.end()}});
+    x_known[id.index()] = true;
+    return id;
+  }
+  const std::vector<PlacedRanks>& placed() const { return x_placed; }
+
+ private:
+  CostModel& x_model;
+  std::vector<PlacedRanks> x_placed;
+  std::vector<bool> x_known;  ///< by PlacementId
+};
+
 class Folder {
  public:
-  Folder(const Workload& workload, CostModel& model) : x_workload(workload), x_model(model) {}
+  Folder(const Workload& workload, CostModel& model)
+      : x_workload(workload), x_model(model), x_placer(model) {}
 
   Status place() {
     for (const std::vector<RankId>& members : x_workload.groups) {
-      FT_ASSIGN(const PlacementId place, x_model.place(members));
+      FT_ASSIGN(const PlacementId place, x_placer.place(members));
       x_group_place.push_back(place);
     }
     for (const Channel& channel : x_workload.channels) {
       const std::array<RankId, 2> pair = {channel.source, channel.destination};
-      FT_ASSIGN(const PlacementId place, x_model.place(pair));
+      FT_ASSIGN(const PlacementId place, x_placer.place(pair));
       x_channel_place.push_back(place);
     }
     number_ports();
@@ -73,17 +95,20 @@ class Folder {
 
   void number_ports() {
     // The same number names different ports in each direction and on each kind of link.
-    std::unordered_map<std::int64_t, std::int32_t> seen;
+    std::array<std::vector<std::int32_t>, kPortCount> seen;
+    std::int32_t next = 0;
     x_port.resize(x_workload.ranks.size());
     for (std::size_t r = 0; r < x_port.size(); ++r) {
-      for (int p = 0; p < kPortCount; ++p) {
-        const std::int64_t id = x_model.port_of(RankId(r), static_cast<Port>(p));
-        const auto next = static_cast<std::int32_t>(seen.size());
-        x_port[r][static_cast<std::size_t>(p)] =
-            seen.try_emplace(id * kPortCount + p, next).first->second;
+      for (std::size_t p = 0; p < kPortCount; ++p) {
+        const std::int32_t id = x_model.port_of(RankId(r), static_cast<Port>(p));
+        FT_CHECK(id >= 0, "a port without a number");
+        const auto at = static_cast<std::size_t>(id);
+        if (at >= seen[p].size()) seen[p].resize(std::max(at + 1, 2 * seen[p].size()), -1);
+        if (seen[p][at] < 0) seen[p][at] = next++;
+        x_port[r][p] = seen[p][at];
       }
     }
-    x_ports = seen.size();
+    x_ports = static_cast<std::size_t>(next);
   }
 
   /// One round: colours of groups, channels and ports from their ranks, then of ranks from theirs.
@@ -135,6 +160,7 @@ class Folder {
   Quotient build(std::int32_t count) {
     Quotient q;
     q.actor_of = x_dense;
+    q.placed = x_placer.placed();
     q.actors.resize(static_cast<std::size_t>(count));
     std::vector<std::int32_t> group_of, channel_of, port_of;
     q.groups.resize(static_cast<std::size_t>(renumber(x_group_color, group_of)));
@@ -205,7 +231,8 @@ class Folder {
   }
 
   const Workload& x_workload;
-  CostModel& x_model;
+  const CostModel& x_model;
+  Placer x_placer;
   std::vector<PlacementId> x_group_place, x_channel_place;
   std::vector<std::array<std::int32_t, kPortCount>> x_port;
   std::size_t x_ports = 0;
@@ -219,6 +246,14 @@ Result<Quotient> make_quotient(const Workload& workload, CostModel& model, bool 
   Folder folder(workload, model);
   FT_TRY(folder.place());
   return folder.run(full);
+}
+
+Status place_again(const Quotient& quotient, CostModel& model) {
+  for (const PlacedRanks& placed : quotient.placed) {
+    FT_ASSIGN(const PlacementId place, model.place(placed.ranks));
+    FT_CHECK(place == placed.place, "a model of another machine");
+  }
+  return ok_status();
 }
 
 }  // namespace foretrain

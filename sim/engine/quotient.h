@@ -41,16 +41,27 @@ struct ActorChannel {
   PlacementId place;
 };
 
+/// The first ranks that lie so.
+struct PlacedRanks {
+  PlacementId place;
+  std::vector<RankId> ranks;
+};
+
 struct Quotient {
   std::vector<Actor> actors;
   std::vector<ActorGroup> groups;
   std::vector<ActorChannel> channels;
   std::int32_t ports = 0;
   std::vector<std::int32_t> actor_of;  ///< by rank
+  std::vector<PlacedRanks> placed;     ///< in the order in which they were placed
 };
 
 /// Folds the workload, or with `full` gives every rank an actor of its own. Fails if `model` cannot
 /// place a group.
 Result<Quotient> make_quotient(const Workload& workload, CostModel& model, bool full);
+
+/// Makes the placements of a quotient known to a model that has placed nothing yet, of the same
+/// machine at other prices.
+Status place_again(const Quotient& quotient, CostModel& model);
 
 }  // namespace foretrain

@@ -61,6 +61,18 @@ void preparation(benchmark::State& state) {
   }
 }
 
+/// The same where other prices have folded it.
+void preparation_again(benchmark::State& state) {
+  const Workload workload = many_layers({8, 8, 1, 64}, 64);
+  TestPrices others(plain_rates());
+  const Result<Prepared> folded = prepare(workload, others, false);
+  if (!folded.ok()) return state.SkipWithError(folded.error().message.c_str());
+  for (auto step : state) {
+    TestPrices prices(plain_rates());
+    benchmark::DoNotOptimize(price_again(workload, prices, folded.value()).ok());
+  }
+}
+
 /// Both walks over a Program's memory, by its operations: live bytes, and what an allocator holds.
 template <typename Walk>
 void walk_memory(benchmark::State& state, Walk walk) {
@@ -82,6 +94,7 @@ BENCHMARK(many_actors)->Unit(benchmark::kMillisecond);
 BENCHMARK(held_sms)->Unit(benchmark::kMillisecond);
 BENCHMARK(shared_ports)->Unit(benchmark::kMillisecond);
 BENCHMARK(preparation)->Unit(benchmark::kMillisecond);
+BENCHMARK(preparation_again)->Unit(benchmark::kMillisecond);
 BENCHMARK(live_bytes)->Unit(benchmark::kMillisecond);
 BENCHMARK(reserved_bytes)->Unit(benchmark::kMillisecond);
 

@@ -11,9 +11,9 @@
 namespace foretrain {
 namespace {
 
-/// Of a shipped RUN with some of its fields changed, without advice.
-void predict_plan(benchmark::State& state, const std::string& name,
-                  const std::vector<std::string>& sets) {
+/// Of a shipped RUN with some of its fields changed.
+void predict_run(benchmark::State& state, const std::string& name,
+                 const std::vector<std::string>& sets, bool sensitivity) {
   const Result<Run> loaded = load_run(name, sets);
   if (!loaded.ok()) {
     state.SkipWithError(loaded.error().message.c_str());
@@ -21,7 +21,8 @@ void predict_plan(benchmark::State& state, const std::string& name,
   }
   const Run& run = loaded.value();
   PredictOptions options;
-  options.verify = options.sensitivity = false;
+  options.verify = false;
+  options.sensitivity = sensitivity;
   std::int64_t operations = 0;
   for (auto _ : state) {
     const Result<Prediction> out = predict(run, options);
@@ -32,6 +33,17 @@ void predict_plan(benchmark::State& state, const std::string& name,
     operations += out.value().operations;
   }
   state.SetItemsProcessed(operations);
+}
+
+/// Without advice.
+void predict_plan(benchmark::State& state, const std::string& name,
+                  const std::vector<std::string>& sets) {
+  predict_run(state, name, sets, false);
+}
+
+/// With what the step gains if a resource is faster.
+void predict_gains(benchmark::State& state, const std::string& name) {
+  predict_run(state, name, {}, true);
 }
 
 BENCHMARK_CAPTURE(predict_plan, llama_405b_16384, "llama-3.1-405b-16384-h100", {})
@@ -48,6 +60,8 @@ BENCHMARK_CAPTURE(predict_plan, llama_8b_8, "llama-3-8b-8-h100",
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(predict_plan, gpt3_175b_64_1536, "gpt3-175b-1024-a100",
                   {"cluster.accelerators=64"})
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(predict_gains, llama_405b_16384, "llama-3.1-405b-16384-h100")
     ->Unit(benchmark::kMillisecond);
 
 }  // namespace

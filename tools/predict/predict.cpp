@@ -110,11 +110,45 @@ bool uses_storage(const Offload& offload) {
          (offload.activation_layers > 0 && offload.activations == Memory::kStorage);
 }
 
+/// A step with one resource at a higher rate.
+struct Faster {
+  std::string name;
+  PriceOptions options;
+  const LoweredStep* step;
+  const Run* run;
+  const Plan* plan;  ///< that the step stands for
+};
+
+bool same_costs(const Prepared& a, const Prepared& b) {
+  return a.sm_count == b.sm_count && std::equal(a.prices.begin(), a.prices.end(), b.prices.begin(),
+                                                b.prices.end(), [](const auto& x, const auto& y) {
+                                                  return x.costs == y.costs &&
+                                                         x.message_costs == y.message_costs;
+                                                });
+}
+
+/// How long it takes. `folded`: the same step at the usual prices, at which it takes `usual`; none
+/// where it has not been folded.
+Result<Time> step_of(const Model& model, const Faster& what, const Prepared* folded, Time usual) {
+  const std::unique_ptr<CostModel> prices = cost_model_of(*what.run, what.options);
+  const Workload& replayed = what.step->replayed();
+  FT_ASSIGN(const Prepared priced, folded != nullptr ? price_again(replayed, *prices, *folded)
+                                                     : prepare(replayed, *prices, false));
+  if (folded != nullptr && same_costs(priced, *folded)) return usual;
+  FT_ASSIGN(const std::optional<Time> time, step_time(*what.step, priced));
+  if (time) return *time;
+  FT_TRY(lowerable(model, *what.plan));
+  const LoweredStep whole = lower_step(model, *what.plan);
+  FT_ASSIGN(const Prepared of_whole, prepare(whole.replayed(), *prices, false));
+  FT_ASSIGN(const std::optional<Time> of_all, step_time(whole, of_whole));
+  return *of_all;
+}
+
 /// Gains from one resource at a time at 11/10 of its rate; from that of data where it is waited
-/// for.
+/// for. `folded`: the step at the usual prices; none where its ranks stand for themselves.
 Result<std::vector<Sensitivity>> sensitivities(const Run& run, const PriceOptions& usual,
-                                               const LoweredStep& step, Time base,
-                                               bool waits_for_data) {
+                                               const LoweredStep& step, const Prepared* folded,
+                                               Time base, bool waits_for_data) {
   constexpr double kFaster = 1.1;
   struct Case {
     const char* name;
@@ -126,14 +160,7 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const PriceOption
                              {"network", &PriceOptions::network_rate},
                              {"host memory, its links", &PriceOptions::host_rate}};
   const bool offloads = run.plan.offload.states() || run.plan.offload.activation_layers > 0;
-  struct What {
-    std::string name;
-    PriceOptions options;
-    const LoweredStep* step;
-    const Run* run;
-    const Plan* plan;  ///< that the step stands for
-  };
-  std::vector<What> all;
+  std::vector<Faster> all;
   for (const Case& one : kCases) {
     if (one.rate == &PriceOptions::host_rate && !offloads) continue;
     all.push_back({one.name, usual, &step, &run, &run.plan});
@@ -160,19 +187,10 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const PriceOption
     }
     all.push_back({"data loading", usual, &*with_data, &run, &sooner});
   }
-  const auto step_of = [&run](const What& what) -> Result<Time> {
-    const std::unique_ptr<CostModel> model = cost_model_of(*what.run, what.options);
-    FT_ASSIGN(const Prepared prepared, prepare(what.step->replayed(), *model, false));
-    FT_ASSIGN(const std::optional<Time> time, step_time(*what.step, prepared));
-    if (time) return *time;
-    FT_TRY(lowerable(run.model, *what.plan));
-    const LoweredStep whole = lower_step(run.model, *what.plan);
-    FT_ASSIGN(const Prepared of_whole, prepare(whole.replayed(), *model, false));
-    FT_ASSIGN(const std::optional<Time> of_all, step_time(whole, of_whole));
-    return *of_all;
-  };
   std::vector<std::optional<Result<Time>>> steps(all.size());
-  in_parallel(all.size(), [&](std::size_t i) { steps[i] = step_of(all[i]); });
+  in_parallel(all.size(), [&](std::size_t i) {
+    steps[i] = step_of(run.model, all[i], all[i].step == &step ? folded : nullptr, base);
+  });
   std::vector<Sensitivity> out;
   for (std::size_t i = 0; i < all.size(); ++i) {
     FT_ASSIGN(const Time faster, *steps[i]);
@@ -521,8 +539,9 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
       options.sensitivity && !with_sensitivities(priced.cost).within(options.bounds);
   if (options.sensitivity && !out.simulated.less_advice) {
     const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
-    FT_ASSIGN(out.sensitivity, sensitivities(run, priced.options, step, timed->time,
-                                             data.ps > timed->time.ps / 100));
+    FT_ASSIGN(out.sensitivity,
+              sensitivities(run, priced.options, step, options.full ? nullptr : &prepared,
+                            timed->time, data.ps > timed->time.ps / 100));
   }
   out.ranks = run.cluster.accelerators;
   if (options.timeline) {
