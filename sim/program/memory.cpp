@@ -19,26 +19,64 @@ bool uses(const Program& program, Memory where) {
                      });
 }
 
-/// Calls visit(call, op, buffer, +1 or -1) for every allocation and free in `where`, in issue
-/// order.
+/// What an op of a segment takes (> 0) or gives back.
+struct BufferChange {
+  std::size_t op = 0;
+  BufferKind kind = BufferKind::kActivations;
+  bool saved = false;
+  Bytes bytes = 0;
+};
+
+/// Those of a segment in `where`, in issue order: the same in all of its calls.
+std::vector<BufferChange> changes_of(const Program& program, const Segment& segment, Memory where) {
+  std::vector<BufferChange> out;
+  for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+    const auto each = [&](const std::vector<BufferRef>& refs, int sign) {
+      for (const BufferRef& ref : refs) {
+        const LayoutId layout = segment.frames[static_cast<std::size_t>(ref.frame)];
+        const Buffer& buffer =
+            program.layouts[layout.index()].buffers[static_cast<std::size_t>(ref.buffer)];
+        if (buffer.memory != where) continue;
+        out.push_back({o, buffer.kind, buffer.saved, sign * buffer.bytes()});
+      }
+    };
+    each(segment.ops[o].allocates, 1);
+    each(segment.ops[o].frees, -1);
+  }
+  return out;
+}
+
+/// Calls visit(call, change) for every allocation and free in `where`, in issue order.
 template <typename Visit>
 void walk(const Program& program, Memory where, Visit visit) {
   if (!uses(program, where)) return;
-  for (std::size_t c = 0; c < program.calls.size(); ++c) {
-    const Call& call = program.calls[c];
-    const Segment& segment = program.segments[call.segment.index()];
-    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
-      const Op& op = segment.ops[o];
-      const auto each = [&](const std::vector<BufferRef>& refs, int sign) {
-        for (const BufferRef& ref : refs) {
-          const Buffer& buffer = buffer_of(program, call, ref);
-          if (buffer.memory == where) visit(c, o, buffer, sign);
-        }
-      };
-      each(op.allocates, 1);
-      each(op.frees, -1);
-    }
+  std::vector<std::vector<BufferChange>> of_segments;
+  of_segments.reserve(program.segments.size());
+  for (const Segment& segment : program.segments) {
+    of_segments.push_back(changes_of(program, segment, where));
   }
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    for (const BufferChange& change : of_segments[program.calls[c].segment.index()])
+      visit(c, change);
+  }
+}
+
+bool same_memory(const Buffer& a, const Buffer& b) {
+  return a.bytes() == b.bytes() && a.kind == b.kind && a.persistent == b.persistent &&
+         a.saved == b.saved && a.memory == b.memory && a.pool == b.pool;
+}
+
+bool same_memory(const Frame& a, const Frame& b) {
+  return a.layout == b.layout && a.alias_of == b.alias_of && a.alias_buffer == b.alias_buffer;
+}
+
+bool same_memory(const Call& a, const Call& b) {
+  return a.segment == b.segment && a.frames == b.frames && a.waits == b.waits;
+}
+
+template <typename T, typename Same>
+bool all_same(const std::vector<T>& a, const std::vector<T>& b, const Same& same) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
 }
 
 Bytes sum(const BytesByKind& kinds) {
@@ -60,6 +98,30 @@ BytesByKind persistent_bytes(const Program& program, Memory where) {
     }
   }
   return out;
+}
+
+bool same_memory(const Program& a, const Program& b) {
+  const auto waits = [](const Program& program, const Op& op) {
+    return std::holds_alternative<HostSync>(program.works[op.work.index()]);
+  };
+  const auto same_op = [&](const Op& x, const Op& y) {
+    return x.allocates == y.allocates && x.frees == y.frees && x.records == y.records &&
+           waits(a, x) == waits(b, y);
+  };
+  const auto same_segment = [&](const Segment& x, const Segment& y) {
+    return x.frames == y.frames && all_same(x.ops, y.ops, same_op);
+  };
+  const auto same_layout = [](const FrameLayout& x, const FrameLayout& y) {
+    return all_same(x.buffers, y.buffers,
+                    [](const Buffer& p, const Buffer& q) { return same_memory(p, q); });
+  };
+  // Sizes first: most stages that differ do so in them.
+  return a.calls.size() == b.calls.size() && a.frames.size() == b.frames.size() &&
+         a.segments.size() == b.segments.size() && all_same(a.layouts, b.layouts, same_layout) &&
+         all_same(a.frames, b.frames,
+                  [](const Frame& x, const Frame& y) { return same_memory(x, y); }) &&
+         all_same(a.segments, b.segments, same_segment) &&
+         all_same(a.calls, b.calls, [](const Call& x, const Call& y) { return same_memory(x, y); });
 }
 
 bool keeps_level(const Program& program, const Rounds& rounds) {
@@ -90,28 +152,26 @@ MemoryPeak memory_peak(const Program& program, Memory where) {
   Bytes saved = 0;
   peak.bytes = peak.persistent = now;
   peak.by_kind = live;
-  walk(program, where, [&](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
-    const Bytes bytes = buffer.bytes() * sign;
-    live[static_cast<std::size_t>(buffer.kind)] += bytes;
-    now += bytes;
-    if (buffer.saved) saved += bytes;
+  walk(program, where, [&](std::size_t c, const BufferChange& change) {
+    live[static_cast<std::size_t>(change.kind)] += change.bytes;
+    now += change.bytes;
+    if (change.saved) saved += change.bytes;
     peak.saved = std::max(peak.saved, saved);
     if (now <= peak.bytes) return;
     peak.bytes = now;
     peak.by_kind = live;
     peak.call = static_cast<std::int32_t>(c);
-    peak.op = static_cast<std::int32_t>(o);
+    peak.op = static_cast<std::int32_t>(change.op);
   });
   return peak;
 }
 
 std::vector<MemoryChange> memory_changes(const Program& program) {
   std::vector<MemoryChange> out;
-  walk(program, Memory::kDevice,
-       [&out](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
-         out.push_back(MemoryChange{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o),
-                                    buffer.kind, buffer.bytes() * sign});
-       });
+  walk(program, Memory::kDevice, [&out](std::size_t c, const BufferChange& change) {
+    out.push_back(MemoryChange{static_cast<std::int32_t>(c), static_cast<std::int32_t>(change.op),
+                               change.kind, change.bytes});
+  });
   return out;
 }
 

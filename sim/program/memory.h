@@ -25,6 +25,10 @@ struct MemoryPeak {
 /// Whether every round leaves as many bytes of each kind, wherever they lie, as it found.
 bool keeps_level(const Program& program, const Rounds& rounds);
 
+/// Whether both allocate and free the same buffers, call by call, and record and wait for the same
+/// events: they may differ in names, layers, and what is computed.
+bool same_memory(const Program& a, const Program& b);
+
 /// One walk over the Program; of what lives in `where`.
 MemoryPeak memory_peak(const Program& program, Memory where = Memory::kDevice);
 

@@ -1,7 +1,9 @@
 #include "tools/predict/memory_report.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "hardware/communicator_memory.h"
@@ -139,18 +141,54 @@ std::size_t first_rank(const Workload& workload, std::size_t program) {
   return 0;
 }
 
+/// Peaks and what the allocator reserves, once for all stages that keep the same memory.
+class StageMemory {
+ public:
+  StageMemory(const LoweredStep& step, const AllocatorRules& rules) : x_step(step), x_rules(rules) {
+    const std::vector<Program>& programs = step.workload.programs;
+    for (std::size_t p = 0; p < programs.size(); ++p) {
+      std::size_t first = 0;
+      while (first < p && !alike(first, p)) ++first;
+      x_first.push_back(first);
+      x_peaks.push_back(first < p ? x_peaks[first] : memory_peak(programs[p]));
+    }
+  }
+
+  const MemoryPeak& peak(std::size_t p) const { return x_peaks[p]; }
+
+  const AllocatorUse& reserved(std::size_t p, Bytes limit) {
+    const auto [found, fresh] = x_reserved.try_emplace({x_first[p], limit});
+    if (fresh) {
+      found->second =
+          caching_allocator(x_step.workload.programs[p], x_rules, limit, x_step.more_of(p));
+    }
+    return found->second;
+  }
+
+ private:
+  bool alike(std::size_t first, std::size_t p) const {
+    const std::vector<Program>& programs = x_step.workload.programs;
+    return x_first[first] == first &&
+           (x_step.more == 0 || x_step.rounds[first] == x_step.rounds[p]) &&
+           same_memory(programs[first], programs[p]);
+  }
+
+  const LoweredStep& x_step;
+  const AllocatorRules& x_rules;
+  std::vector<std::size_t> x_first;  ///< by Program: the first that is like it
+  std::vector<MemoryPeak> x_peaks;
+  std::map<std::pair<std::size_t, Bytes>, AllocatorUse> x_reserved;  ///< by that, and the limit
+};
+
 /// What the allocator reserves for the Program beside `others_gib`; without a limit where it does
 /// not fit.
-void reserve(const LoweredStep& step, const AllocatorRules& rules, double others_gib, std::size_t p,
-             MemoryReport& out) {
-  const Program& program = step.workload.programs[p];
-  const MoreRounds more = step.more_of(p);
+void reserve(StageMemory& memory, double others_gib, std::size_t p, MemoryReport& out) {
   const double room = (out.capacity_gib - others_gib) * kGiB;
-  AllocatorUse use = caching_allocator(program, rules, 0, more);
+  AllocatorUse use = memory.reserved(p, 0);
   // With this much room a limit changes nothing, with less than the tensors nothing helps.
   const double tensors = (out.allocated_gib - out.workspace_gib) * kGiB;
   if (room >= std::max(1.0, tensors) && use.reserved > static_cast<Bytes>(room)) {
-    AllocatorUse limited = caching_allocator(program, rules, static_cast<Bytes>(room), more);
+    AllocatorUse limited = memory.reserved(p, static_cast<Bytes>(room));
     limited.known = limited.known && use.known;
     if (limited.fits) use = std::move(limited);
   }
@@ -159,10 +197,11 @@ void reserve(const LoweredStep& step, const AllocatorRules& rules, double others
   out.reserved_gib = gib(use.reserved) + out.workspace_gib;
 }
 
-/// Of the first rank of Program `p`, whose tensors peak at `peak`.
+/// Of the first rank of Program `p`.
 Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std::size_t p,
-                                    const MemoryPeak& peak, const LibraryMemory& library,
+                                    const LibraryMemory& library, StageMemory& memory,
                                     Communicators& communicators) {
+  const MemoryPeak& peak = memory.peak(p);
   const Program& program = step.workload.programs[p];
   const std::size_t rank = first_rank(step.workload, p);
   const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
@@ -179,7 +218,7 @@ Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std
   const double others = out.context_gib + out.workspace_gib + out.communication_gib;
   out.reserved_gib = out.allocated_gib;
   const bool planned = torus || run.plan.planned_memory;
-  if (!planned) reserve(step, library.allocator, others, p, out);
+  if (!planned) reserve(memory, others, p, out);
   out.peak_gib = out.reserved_gib + out.communication_gib + out.context_gib;
   out.fits = out.peak_gib <= out.capacity_gib;
   return out;
@@ -223,11 +262,10 @@ MemoryOdds odds_of(const Run& run, const MemoryReport& memory) {
 Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
   const Workload& workload = step.workload;
   FT_ASSIGN(const LibraryMemory library, library_memory(run));
-  std::vector<MemoryPeak> peaks;
+  StageMemory memory(step, library.allocator);
   Bytes most = 0;
-  for (const Program& program : workload.programs) {
-    peaks.push_back(memory_peak(program));
-    most = std::max(most, peaks.back().bytes);
+  for (std::size_t p = 0; p < workload.programs.size(); ++p) {
+    most = std::max(most, memory.peak(p).bytes);
   }
   // Fragments and communicators differ between stages by less than this share of tensors.
   constexpr double kNear = 0.95;
@@ -236,10 +274,9 @@ Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
   bool all_fit = true;
   bool known = true;
-  for (std::size_t p = 0; p < peaks.size(); ++p) {
-    if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
-    FT_ASSIGN(const MemoryReport one,
-              report_program(run, step, p, peaks[p], library, communicators));
+  for (std::size_t p = 0; p < workload.programs.size(); ++p) {
+    if (static_cast<double>(memory.peak(p).bytes) < kNear * static_cast<double>(most)) continue;
+    FT_ASSIGN(const MemoryReport one, report_program(run, step, p, library, memory, communicators));
     retries.insert(one.retries.begin(), one.retries.end());
     all_fit = all_fit && one.fits;
     known = known && one.allocator.known;
@@ -254,7 +291,7 @@ Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
     out->allocator_retries = std::max<std::int64_t>(out->allocator_retries, std::ssize(of_program));
   }
   fill_host(run, workload, *out);
-  out->theoretical_gib = gib(peaks.front().persistent + peaks.front().saved);
+  out->theoretical_gib = gib(memory.peak(0).persistent + memory.peak(0).saved);
   return *out;
 }
 
