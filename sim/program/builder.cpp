@@ -169,6 +169,11 @@ class LifeDeriver {
       total += program.layouts[frame.layout.index()].buffers.size();
     }
     x_lives.resize(total);
+    for (const Frame& frame : program.frames) {
+      for (const Buffer& buffer : program.layouts[frame.layout.index()].buffers) {
+        x_persistent.push_back(buffer.persistent ? 1 : 0);
+      }
+    }
     for (const Segment& segment : program.segments) x_touched.push_back(touched_buffers(segment));
   }
 
@@ -214,27 +219,30 @@ class LifeDeriver {
     return id;
   }
 
-  /// The buffer that a formal one is: that of the frame itself, or the one an alias lies in.
-  /// Invalid where it is persistent.
-  BufferRef owned(const Call& call, const BufferRef& ref) const {
+  /// The buffer that a formal one of a call is, and its life; none where it is persistent.
+  struct Owned {
+    Life* life = nullptr;
+    BufferRef ref;
+  };
+  /// That of the frame itself, or the one an alias lies in.
+  Owned owned(const Call& call, const BufferRef& ref) {
     const FrameId id = call.frames[static_cast<std::size_t>(ref.frame)];
     FT_CHECK(id.valid(), "an op touches a frame that its call does not bind");
     const Frame& actual = x_program.frames[id.index()];
     const bool alias = actual.alias_of.valid();
     const FrameId owner = alias ? actual.alias_of : id;
     const std::int16_t buffer = alias ? actual.alias_buffer : ref.buffer;
-    const LayoutId layout = x_program.frames[owner.index()].layout;
-    if (x_program.layouts[layout.index()].buffers[static_cast<std::size_t>(buffer)].persistent) {
-      return BufferRef{-1, -1};
-    }
-    if (!alias) return ref;
+    const std::size_t at = x_base[owner.index()] + static_cast<std::size_t>(buffer);
+    if (x_persistent[at] != 0) return {};
+    if (!alias) return {&x_lives[at], ref};
     const auto it = std::find(call.frames.begin(), call.frames.end(), owner);
     FT_CHECK(it != call.frames.end(), "a call touches an alias but does not bind its owner");
-    return BufferRef{static_cast<std::int16_t>(it - call.frames.begin()), buffer};
+    return {&x_lives[at], {static_cast<std::int16_t>(it - call.frames.begin()), buffer}};
   }
-  Life& life(const Call& call, BufferRef ref) {
-    const FrameId actual = call.frames[static_cast<std::size_t>(ref.frame)];
-    return x_lives[x_base[actual.index()] + static_cast<std::size_t>(ref.buffer)];
+  /// What the call touches, in the order of its segment's buffers, in x_owned.
+  void find_owned(const Call& call, const TouchedBuffers& of) {
+    x_owned.clear();
+    for (const Touched& one : of.all) x_owned.push_back(owned(call, one.ref));
   }
   /// What the call's segment touches; copies of a segment are made after it.
   const TouchedBuffers& touched(const Call& call) const { return x_touched[call.segment.index()]; }
@@ -243,16 +251,16 @@ class LifeDeriver {
     const Call& call = x_program.calls[c];
     const TouchedBuffers& of = touched(call);
     const auto number = static_cast<std::int32_t>(c);
-    for (const Touched& one : of.all) {
-      const BufferRef ref = owned(call, one.ref);
-      if (ref.frame < 0) continue;
-      Life& x = life(call, ref);
-      if (x.first.call < 0) x.first = Touch{number, one.first_op, ref.frame};
+    find_owned(call, of);
+    for (std::size_t i = 0; i < of.all.size(); ++i) {
+      const auto& [life, ref] = x_owned[i];
+      if (life == nullptr || life->first.call >= 0) continue;
+      life->first = Touch{number, of.all[i].first_op, ref.frame};
     }
     for (const std::int32_t i : of.by_last) {
-      const Touched& one = of.all[static_cast<std::size_t>(i)];
-      const BufferRef ref = owned(call, one.ref);
-      if (ref.frame >= 0) life(call, ref).last = Touch{number, one.last_op, ref.frame};
+      const auto& [life, ref] = x_owned[static_cast<std::size_t>(i)];
+      if (life == nullptr) continue;
+      life->last = Touch{number, of.all[static_cast<std::size_t>(i)].last_op, ref.frame};
     }
   }
 
@@ -270,22 +278,24 @@ class LifeDeriver {
     const auto is_at = [number](const Touch& touch, std::int32_t op, std::int16_t frame) {
       return touch.call == number && touch.op == op && touch.frame == frame;
     };
-    for (const Touched& one : of.all) {
-      const BufferRef ref = owned(call, one.ref);
-      if (ref.frame < 0 || !is_at(life(call, ref).first, one.first_op, ref.frame)) continue;
-      add(x_marks.allocates, Mark{one.first_op, ref});
+    find_owned(call, of);
+    for (std::size_t i = 0; i < of.all.size(); ++i) {
+      const auto& [life, ref] = x_owned[i];
+      const std::int32_t op = of.all[i].first_op;
+      if (life != nullptr && is_at(life->first, op, ref.frame)) add(x_marks.allocates, {op, ref});
     }
     for (const std::int32_t i : of.by_frees) {
-      const Touched& one = of.all[static_cast<std::size_t>(i)];
-      const BufferRef ref = owned(call, one.ref);
-      if (ref.frame < 0 || !is_at(life(call, ref).last, one.last_op, ref.frame)) continue;
-      add(x_marks.frees, Mark{one.last_op, ref});
+      const auto& [life, ref] = x_owned[static_cast<std::size_t>(i)];
+      const std::int32_t op = of.all[static_cast<std::size_t>(i)].last_op;
+      if (life != nullptr && is_at(life->last, op, ref.frame)) add(x_marks.frees, {op, ref});
     }
   }
 
   Program& x_program;
   std::vector<std::size_t> x_base;
   std::vector<Life> x_lives;
+  std::vector<std::uint8_t> x_persistent;  ///< of the same buffers
+  std::vector<Owned> x_owned;
   std::vector<TouchedBuffers> x_touched;  ///< by segment
   Marks x_marks;
 };
