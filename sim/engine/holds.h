@@ -26,6 +26,8 @@ class Holds {
   /// Drops what no kernel that starts at `now` or later can meet, when it is worth the move.
   void forget(Time now);
 
+  bool empty() const { return x_all.empty(); }
+
  private:
   struct Hold {
     std::int32_t stream = 0;

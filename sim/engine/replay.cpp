@@ -11,6 +11,11 @@
 namespace foretrain {
 namespace {
 
+/// Whether holds are as they were when a queued kernel met one of unknown end.
+bool waits_for_holds(const ActorState& actor, const Stream& stream) {
+  return stream.wait == Wait::kQueue && !stream.certain && stream.waiting_for == actor.hold_changes;
+}
+
 class Replayer {
  public:
   Replayer(const Workload& workload, const Prepared& prepared, SpanSink* sink)
@@ -81,6 +86,7 @@ class Replayer {
     Stream& stream = actor.streams[static_cast<std::size_t>(s)];
     if (stream.wait == Wait::kPartner || stream.wait == Wait::kDone) return false;
     if (stream.wait == Wait::kEvent) return false;  // `record` ends that
+    if (waits_for_holds(actor, stream) && x_deciding != a) return false;
     const auto& entries = actor.program->entries[static_cast<std::size_t>(s)];
     while (static_cast<std::size_t>(stream.entry) < entries.size()) {
       const StreamEntry& entry = entries[static_cast<std::size_t>(stream.entry)];
@@ -203,13 +209,20 @@ class Replayer {
       return true;
     }
     Stream& stream = actor.streams[static_cast<std::size_t>(s)];
-    const auto [end, holds_known] = actor.holds.end_beside(cost, x_prepared.sm_count, s, ready);
+    // What the queue holds is asked for again where holds have changed since.
+    const bool asked = stream.wait == Wait::kQueue && stream.waiting_for == actor.hold_changes;
+    const Holds::Answer answer = asked
+                                     ? Holds::Answer{stream.ready, stream.certain}
+                                     : actor.holds.end_beside(cost, x_prepared.sm_count, s, ready);
+    const Time end = answer.end;
     const bool decided = stream.wait == Wait::kQueue && x_deciding == a && end == x_now;
-    if (decided || (holds_known && !others_may_hold_soon(actor, s))) {
+    if (decided || (answer.certain && !others_may_hold_soon(actor, s))) {
       complete(a, actor, s, ready, ready, end);
       forget_holds(actor);
       return true;
     }
+    stream.waiting_for = actor.hold_changes;
+    stream.certain = answer.certain;
     if (stream.wait != Wait::kQueue || stream.ready != end) {
       stream.wait = Wait::kQueue;
       stream.ready = end;
@@ -240,7 +253,9 @@ class Replayer {
 
   static void open_hold(ActorState& actor, std::int32_t s, Time begin, const Cost& cost) {
     if (actor.prices->records_holds[static_cast<std::size_t>(s)] == 0) return;
-    if (cost.sms_held > 0 || cost.memory_share > 0) actor.holds.open(s, begin, cost);
+    if (cost.sms_held == 0 && cost.memory_share == 0) return;
+    actor.holds.open(s, begin, cost);
+    ++actor.hold_changes;
   }
 
   /// What the communication of stream `s`, under way since `matched`, holds ends.
@@ -250,6 +265,7 @@ class Replayer {
     const Cost& cost = actor.prices->costs[static_cast<std::size_t>(op.cost)];
     if (cost.waits_idle) open_hold(actor, s, matched, cost);
     actor.holds.close(s, end);
+    ++actor.hold_changes;
   }
 
   /// A time before which the next op of stream `s` does not start: not before the stream is free,
@@ -270,6 +286,7 @@ class Replayer {
   }
 
   static void forget_holds(ActorState& actor) {
+    if (actor.holds.empty()) return;
     Time earliest = kNever;
     for (std::size_t s = 0; s < actor.streams.size(); ++s) {
       if (actor.prices->heeds_holds[s] == 0 || actor.streams[s].wait == Wait::kDone) continue;

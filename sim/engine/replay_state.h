@@ -17,7 +17,9 @@ struct Stream {
   std::int32_t entry = 0;  ///< into PreparedProgram::entries
   std::int32_t op = -1;    ///< into PreparedProgram::ops; -1: the entry's own waits come first
   Wait wait = Wait::kNone;
-  std::int32_t waiting_for = 0;  ///< event id or epoch
+  bool certain = true;  ///< of a kernel that is queued: Holds::Answer
+  /// Event id or epoch; of a kernel that is queued ActorState::hold_changes when its end was told.
+  std::int32_t waiting_for = 0;
   std::int32_t open_messages = 0;
   std::uint32_t version = 0;  ///< of queued kernel ends
   Time free_at;               ///< end of the last op
@@ -35,7 +37,8 @@ struct ActorState {
   std::vector<Time> epoch;   ///< host time at the start of each epoch; kNever while unknown
   Holds holds;
   Time host_end, last_end;
-  bool queued = false;  ///< is in the list of actors to run
+  bool queued = false;            ///< is in the list of actors to run
+  std::int32_t hold_changes = 0;  ///< how often `holds` has changed
 };
 
 struct GroupState {

@@ -24,7 +24,7 @@ void Transfers::start(std::int32_t id, Time now) {
   transfer.progress = Progress(transfer.alone);
   transfer.seen = now;
   for (const PortDemand& demand : transfer.demands) {
-    x_wanted[static_cast<std::size_t>(demand.port)] += demand.share;
+    want(demand.port, demand.share);
     x_active[static_cast<std::size_t>(demand.port)].push_back(id);
   }
   retune(transfer, now);
@@ -35,21 +35,31 @@ bool Transfers::end(const EventQueue::Event& event) {
   if (event.version != transfer.version) return false;
   ++transfer.version;
   for (const PortDemand& demand : transfer.demands) {
-    x_wanted[static_cast<std::size_t>(demand.port)] -= demand.share;
+    want(demand.port, -demand.share);
     std::erase(x_active[static_cast<std::size_t>(demand.port)], event.subject);
   }
   retune(transfer, event.at);
   return true;
 }
 
-/// Brings every transfer on the ports of `changed` to the rate it has from `now` on.
+void Transfers::want(std::int32_t port, std::int64_t more) {
+  const auto at = static_cast<std::size_t>(port);
+  x_wanted[at] += more;
+  x_rate[at] = rate_on_port(x_wanted[at]);
+}
+
+/// Brings every transfer on the ports of `changed` to the rate it has from `now` on. One that
+/// shares several of them is looked at once.
 void Transfers::retune(const Transfer& changed, Time now) {
+  ++x_changes;
   for (const PortDemand& touched : changed.demands) {
     for (const std::int32_t id : x_active[static_cast<std::size_t>(touched.port)]) {
       Transfer& transfer = x_all[static_cast<std::size_t>(id)];
+      if (transfer.change == x_changes) continue;
+      transfer.change = x_changes;
       std::int64_t rate = kOneRate;
       for (const PortDemand& demand : transfer.demands) {
-        rate = std::min(rate, rate_on_port(x_wanted[static_cast<std::size_t>(demand.port)]));
+        rate = std::min(rate, x_rate[static_cast<std::size_t>(demand.port)]);
       }
       if (rate == transfer.rate) continue;
       transfer.progress.advance(now - transfer.seen, transfer.rate);

@@ -32,12 +32,14 @@ struct Transfer {
   Time seen;              ///< when `progress` was last brought up to date
   std::int64_t rate = 0;  ///< 0 before it starts
   std::uint32_t version = 0;
+  std::uint64_t change = 0;  ///< of wants, the last that it was brought up to
 };
 
 class Transfers {
  public:
   Transfers(std::int32_t ports, EventQueue& queue)
       : x_wanted(static_cast<std::size_t>(ports)),
+        x_rate(static_cast<std::size_t>(ports), kOneRate),
         x_active(static_cast<std::size_t>(ports)),
         x_queue(queue) {}
 
@@ -53,11 +55,14 @@ class Transfers {
   void release(std::int32_t id) { x_free.push_back(id); }
 
  private:
+  /// More, or less, is wanted of a port.
+  void want(std::int32_t port, std::int64_t more);
   void retune(const Transfer& changed, Time now);
 
   std::vector<Transfer> x_all;
   std::vector<std::int32_t> x_free;
-  std::vector<std::int64_t> x_wanted;               ///< by port
+  std::uint64_t x_changes = 0;                      ///< of what is wanted
+  std::vector<std::int64_t> x_wanted, x_rate;       ///< by port
   std::vector<std::vector<std::int32_t>> x_active;  ///< by port
   EventQueue& x_queue;
 };
