@@ -223,7 +223,9 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
   rate = std::min(rate, peak);
   const double split_below = shared_constants().split_below * device.sm_count;
   GemmEstimate best;
+  const bool forward = work.transpose_b && !work.transpose_a;
   for (const GemmTile& tile : c.tiles) {
+    if (tile.forward && !forward) continue;
     const std::int64_t tiles = tiles_of(work, tile);
     for (const std::int64_t splits : c.splits) {
       if (splits > 1 && static_cast<double>(tiles) > split_below) continue;

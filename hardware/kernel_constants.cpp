@@ -10,7 +10,9 @@ namespace {
 std::vector<GemmTile> tiles_at(const Json& json, std::string_view key) {
   std::vector<GemmTile> out;
   for (const Json& tile : *member(json, key).array()) {
-    out.push_back({count_at(tile, "rows"), count_at(tile, "columns"), number_at(tile, "relative")});
+    const Json* forward = tile.find("forward");
+    out.push_back({count_at(tile, "rows"), count_at(tile, "columns"), number_at(tile, "relative"),
+                   forward != nullptr && *forward == Json(true)});
   }
   return out;
 }

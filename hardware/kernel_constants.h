@@ -14,7 +14,8 @@ namespace foretrain {
 
 struct GemmTile {
   std::int64_t rows = 128, columns = 128;
-  double relative = 1;  ///< of the best tile's rate
+  double relative = 1;   ///< of the best tile's rate
+  bool forward = false;  ///< of products laid out as a linear's forward pass alone
 };
 
 /// Rates of products of which a contiguous dimension is no multiple of 16 bytes.
