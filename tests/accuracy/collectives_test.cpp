@@ -131,6 +131,9 @@ constexpr const char* kNvls = "NVLS was measured where NCCL 2.28 takes the ring"
 constexpr const char* kTwoB200 =
     "64 MiB took twice as long as 32, and no longer than all-reduces of as many bytes below";
 constexpr const char* kStart = "one time a rank for groups of 16 and of 1,440";
+constexpr const char* kProfiledH100 =
+    "kernel times alone: eight take 12 % less than Azure's up to 8 MiB, two and four had nobody "
+    "else";
 constexpr const char* kFrontier = "up to 64 MiB at a sixth to a half of the rate above it";
 const std::vector<Exception>& exceptions() {
   static const std::vector<Exception> all = {
@@ -157,6 +160,9 @@ const std::vector<Exception>& exceptions() {
       {"gb300x16", {0.20, 0.13, 0.14}, "64 MiB took 2.9 times as long as 32"},
       {"h200x16_roce", {0.20, 0.08, 0.16}, "RoCE's law is InfiniBand's"},
       {"a3mega_x16", {0.34, 0.21, 0.49}, "GPUDirect-TCPXO by EFA's law"},
+      {"h100x2_vidur", {0.20, 0.08, 0.12}, kProfiledH100},
+      {"h100x4_vidur", {0.20, 0.16, 0.18}, kProfiledH100},
+      {"h100x8_vidur", {0.20, 0.08, 0.12}, kProfiledH100},
       {"mi250x_x32_ag", {0.20, 0.08, 0.70}, kFrontier},
       {"mi250x_x32_ar", {0.54, 0.10, 0.60}, kFrontier},
   };
@@ -191,7 +197,7 @@ TEST(CollectivePrices, AreAsCloseToEverySeriesAsStated) {
     ++rows;
   }
   EXPECT_EQ(excepted, exceptions().size());
-  EXPECT_GE(rows, 70U);
+  EXPECT_GE(rows, 76U);
 }
 
 // The same of all points together, of groups on one node and on many; and the table in the document
