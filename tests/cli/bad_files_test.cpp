@@ -48,7 +48,8 @@ TEST_P(BadFiles, AreRefused) {
   place.write("run.json", GetParam().text + std::string(GetParam().more, 'x'));
   const CommandResult result = place.run({"simulate", "run.json", "--json", "out.json"});
   expect_refused(place, result, GetParam().parts);
-  EXPECT_LT(result.wall_s, cases(5, 60));
+  EXPECT_LT(result.cpu_s, cases(5, 60));
+  EXPECT_LT(result.wall_s, cases(60, 300));
 }
 INSTANTIATE_TEST_SUITE_P(All, BadFiles, testing::ValuesIn(bad_files()),
                          [](const auto& one) { return std::string(one.param.name); });
@@ -135,7 +136,8 @@ TEST(BadOutputs, AreWrittenBesideWhatIsNot) {
   }
   const CommandResult loop = place.run({"simulate", "loop.json", "--json", "new.json"});
   EXPECT_EQ(loop.exit_code, 1);
-  EXPECT_LT(loop.wall_s, 5);
+  EXPECT_LT(loop.cpu_s, 5);
+  EXPECT_LT(loop.wall_s, 60);
 }
 
 TEST(BadInput, ADeepObjectIsRefused) {

@@ -379,7 +379,8 @@ TEST(ImportFrameworks, DocumentsAreBounded) {
     const CommandResult result = place.run({"import", file});
     EXPECT_EQ(result.exit_code, 1) << file;
     EXPECT_NE(result.err.find(file), std::string::npos) << result.err;
-    EXPECT_LT(result.wall_s, 10) << file;
+    EXPECT_LT(result.cpu_s, 10) << file;
+    EXPECT_LT(result.wall_s, 60);
   }
   place.write("broken.yaml", "model:\n  a: [1\n");
   EXPECT_NE(place.run({"import", "broken.yaml"}).err.find("broken.yaml:"), std::string::npos);

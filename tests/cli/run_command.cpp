@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,9 +25,13 @@ std::string text_of(const fs::path& path) {
   return out.str();
 }
 
-/// Starts `command` (its first word is the program) with its output in two files; the exit code.
+double seconds_of(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+}
+
+/// Runs `command` (its first word is the program) with its output in two files; the exit code.
 int start(const std::vector<std::string>& command, const fs::path& out, const fs::path& err,
-          const fs::path& folder) {
+          const fs::path& folder, double& cpu_s) {
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
@@ -42,7 +47,9 @@ int start(const std::vector<std::string>& command, const fs::path& out, const fs
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) return -1;
   int status = 0;
-  if (waitpid(child, &status, 0) != child) return -1;
+  rusage used{};
+  if (wait4(child, &status, 0, &used) != child) return -1;
+  cpu_s = seconds_of(used.ru_utime) + seconds_of(used.ru_stime);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -83,7 +90,7 @@ CommandResult Workplace::run_program(const std::string& program,
   const fs::path err = x_folder / "stderr";
   CommandResult result;
   const auto begin = std::chrono::steady_clock::now();
-  result.exit_code = start(command, out, err, x_folder / "in");
+  result.exit_code = start(command, out, err, x_folder / "in", result.cpu_s);
   result.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   result.out = text_of(out);
   result.err = text_of(err);

@@ -13,6 +13,7 @@ struct CommandResult {
   int exit_code = -1;  ///< 128 + the signal's number if one ended it; -1 if it did not start
   std::string out, err;
   double wall_s = 0;
+  double cpu_s = 0;  ///< of the process, whatever else the machine does
 };
 
 /// A folder of its own that goes away with the test; `run` starts foretrain inside it.
