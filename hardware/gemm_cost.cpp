@@ -181,6 +181,12 @@ void explain(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
         << kernel_constants(device.architecture).source("gemm");
 }
 
+/// Whether a tile of `use` is one of products like `work`.
+bool serves(TileUse use, const Gemm& work) {
+  if (use == TileUse::kForward) return work.transpose_b && !work.transpose_a;
+  return use == TileUse::kAny || work.in == DType::kFp32;
+}
+
 }  // namespace
 
 double efficiency_of(const GemmConstants& c, DType type) {
@@ -223,9 +229,8 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
   rate = std::min(rate, peak);
   const double split_below = shared_constants().split_below * device.sm_count;
   GemmEstimate best;
-  const bool forward = work.transpose_b && !work.transpose_a;
   for (const GemmTile& tile : c.tiles) {
-    if (tile.forward && !forward) continue;
+    if (!serves(tile.use, work)) continue;
     const std::int64_t tiles = tiles_of(work, tile);
     for (const std::int64_t splits : c.splits) {
       if (splits > 1 && static_cast<double>(tiles) > split_below) continue;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "hardware/presets.h"
+#include "sim/base/check.h"
 
 namespace foretrain {
 namespace {
@@ -10,9 +11,13 @@ namespace {
 std::vector<GemmTile> tiles_at(const Json& json, std::string_view key) {
   std::vector<GemmTile> out;
   for (const Json& tile : *member(json, key).array()) {
-    const Json* forward = tile.find("forward");
-    out.push_back({count_at(tile, "rows"), count_at(tile, "columns"), number_at(tile, "relative"),
-                   forward != nullptr && *forward == Json(true)});
+    GemmTile one{count_at(tile, "rows"), count_at(tile, "columns"), number_at(tile, "relative")};
+    if (const Json* only = tile.find("only")) {
+      FT_CHECK(*only == Json("forward") || *only == Json("fp32"), "a tile of unknown products");
+      one.use = *only == Json("fp32") ? TileUse::kFp32 : TileUse::kForward;
+    }
+    FT_CHECK(tile.object()->size() == (one.use == TileUse::kAny ? 3 : 4), "a tile has other keys");
+    out.push_back(one);
   }
   return out;
 }

@@ -12,10 +12,17 @@
 
 namespace foretrain {
 
+/// Products of which libraries have a tile, where not of all.
+enum class TileUse : std::uint8_t {
+  kAny,
+  kForward,  ///< laid out as a linear's forward pass
+  kFp32,
+};
+
 struct GemmTile {
   std::int64_t rows = 128, columns = 128;
-  double relative = 1;   ///< of the best tile's rate
-  bool forward = false;  ///< of products laid out as a linear's forward pass alone
+  double relative = 1;  ///< of the best tile's rate
+  TileUse use = TileUse::kAny;
 };
 
 /// Rates of products of which a contiguous dimension is no multiple of 16 bytes.

@@ -120,7 +120,8 @@ TEST(KernelSamples, ProductsInFp32) {
                         {"v100-sxm2-32gb bmm", {-0.051, 0.082, 0.176}}});
 }
 
-/// A pass over fp32 rows by what PyTorch calls it: everything read and written once.
+/// A pass over fp32 rows by what PyTorch calls it: everything read and written once. A softmax
+/// alone is no kernel of a step: its pass is compared with the rate of one over memory.
 Kernel pass_of(const std::string& name, std::int64_t rows, std::int64_t width) {
   Kernel work;
   work.kind = name == "ln"     ? KernelKind::kLayerNorm
