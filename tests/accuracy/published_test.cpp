@@ -1,8 +1,11 @@
 // How wrong are we? Predictions of published runs against what was measured.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <fstream>
 #include <map>
+#include <sstream>
 
 #include "tools/score/fit_intervals.h"
 #include "tools/score/published_errors.h"
@@ -135,6 +138,60 @@ TEST(Accuracy, ErrorsOfPublishedRunsAreCurrent) {
     EXPECT_EQ(run.step_time_s, other.step_time_s) << run.id;
     EXPECT_EQ(run.model, other.model) << run.id;
     EXPECT_TRUE(run.traits == other.traits) << run.id;
+  }
+}
+
+/// The row of a table in a document that begins with `label`; empty if there is none.
+std::string table_row(const std::string& document, const std::string& label) {
+  std::ifstream in(std::string(FORETRAIN_SOURCE_DIR) + "/" + document);
+  std::string line;
+  while (std::getline(in, line)) {
+    if (line.rfind("| " + label, 0) == 0) return line;
+  }
+  return "";
+}
+
+// The tables that people read say what the shipped errors of published runs give.
+TEST(Accuracy, TablesOfDocumentsAreOfTheShippedErrors) {
+  const std::vector<std::array<const char*, 3>> tables = {
+      {"README.md", "Megatron-LM on A100", "korthikanti"},
+      {"README.md", "MosaicML", "mpt"},
+      {"README.md", "torchtitan", "titan"},
+      {"README.md", "all 930", ""},
+      {"docs/results.md", "Korthikanti", "korthikanti"},
+      {"docs/results.md", "NeMo documentation", "nemodocs"},
+      {"docs/results.md", "NeMo 24.07", "nemo2407"},
+      {"docs/results.md", "MLPerf Training", "mlperf"},
+      {"docs/results.md", "MosaicML", "mpt"},
+      {"docs/results.md", "torchtitan", "titan"},
+      {"docs/results.md", "Moonlight on", "ablation"},
+      {"docs/results.md", "Qwen3-235B", "moezoo"},
+      {"docs/results.md", "NeMo AutoModel", "automodel"},
+      {"docs/results.md", "InternEvo", "internevo"},
+      {"docs/results.md", "SimuMax", "simumax"},
+      {"docs/results.md", "BigScience", "bigscience"},
+      {"docs/results.md", "vTrain, 256", "vtrain|multi"},
+      {"docs/results.md", "vTrain, 1-8", "vtrain|single"},
+      {"docs/results.md", "Megatron-LM continuous", "mlm-ci"},
+      {"docs/results.md", "all |", ""}};
+  for (const auto& [document, label, group] : tables) {
+    std::vector<double> errors;
+    for (const PublishedRun& run : published_runs()) {
+      if (run.group.rfind(group, 0) == 0) errors.push_back(run.error);
+    }
+    const ErrorStatistics of = statistics(errors, std::vector<double>(errors.size(), 1));
+    const std::string row = table_row(document, label);
+    const std::size_t tail = row.find(" % | ");
+    ASSERT_NE(tail, std::string::npos) << document << ": " << label;
+    std::istringstream numbers(row.substr(row.rfind('|', tail) + 1));
+    std::array<double, 3> said{};
+    std::string sign;
+    for (double& number : said)
+      numbers >> number >> sign >> sign;  // the unit, and the column's end
+    // Shipped errors have four digits, tables three.
+    EXPECT_NEAR(said[0], 100 * of.median, 0.07) << document << ": " << row;
+    EXPECT_NEAR(said[1], 100 * of.p90, 0.07) << document << ": " << row;
+    EXPECT_NEAR(said[2], 100 * of.bias, 0.07) << document << ": " << row;
   }
 }
 
