@@ -58,7 +58,6 @@ std::vector<pid_t> numbers_in(const fs::path& folder) {
     const int number = std::atoi(entry.path().filename().c_str());
     if (number > 0) out.push_back(number);
   }
-  std::sort(out.begin(), out.end());
   return out;
 }
 
@@ -232,7 +231,8 @@ pid_t Fire::process_of(const Trial& trial, pid_t starter) const {
 }
 
 /// The threads that this process now traces, which must be waited for. A process whose threads hang
-/// has still the one that gives signs of life: the first that it started.
+/// has still the one that gives signs of life: the first that it started. The kernel lists threads
+/// in the order of their start; their numbers begin again after the largest.
 std::vector<pid_t> Fire::strike(const Trial& trial, pid_t process) {
   std::vector<pid_t> out;
   if (trial.blow != Blow::kHang) {
@@ -355,6 +355,11 @@ void Fire::burn(const Trial& trial, Rng& rng) {
   EXPECT_TRUE(ended);
   if (!ended) {
     kill(starter, SIGKILL);
+    // Who is traced is not gone before its tracer knows.
+    for (const pid_t thread : traced) {
+      while (thread != starter && waitpid(thread, nullptr, __WALL) == thread) {
+      }
+    }
     waitpid(starter, nullptr, 0);
   }
   EXPECT_TRUE(status != 0 || trial.ways == Ways::kThreads);
