@@ -56,7 +56,10 @@ TEST(Sharing, StagesOfTheSameMemoryAreWalkedAlike) {
     }
     if (HasFailure()) return;
   }
-  EXPECT_GT(alike, kSharedPlans / 30);
+  // The few plans that sanitizers take may have none.
+  if (!kSanitized) {
+    EXPECT_GT(alike, kSharedPlans / 30);
+  }
 }
 
 // Each change of one thing that memory depends on is seen.
