@@ -10,20 +10,19 @@ void Holds::open(std::int32_t stream, Time begin, const Cost& cost) {
   const auto at = std::upper_bound(x_all.begin(), x_all.end(), begin,
                                    [](Time time, const Hold& hold) { return time < hold.begin; });
   x_all.insert(at, Hold{stream, begin, kNever, cost.sms_held, cost.memory_share});
+  x_open.add(stream);
+  ++x_changes;
 }
 
 void Holds::close(std::int32_t stream, Time end) {
+  if (!x_open.contains(stream)) return;
+  x_open.remove(stream);
+  ++x_changes;
+  x_last_end = max(x_last_end, end);
   const auto open = std::find_if(x_all.rbegin(), x_all.rend(), [stream](const Hold& hold) {
     return hold.stream == stream && hold.end == kNever;
   });
   if (open != x_all.rend()) open->end = end;
-}
-
-bool Holds::is_open(std::int32_t stream) const {
-  // A stream's holds follow each other: the last one tells.
-  const auto last = std::find_if(x_all.rbegin(), x_all.rend(),
-                                 [stream](const Hold& hold) { return hold.stream == stream; });
-  return last != x_all.rend() && last->end == kNever;
 }
 
 void Holds::forget(Time now) {
@@ -52,8 +51,8 @@ Holds::Beside Holds::beside(std::int32_t stream, Time now) const {
   return out;
 }
 
-Holds::Answer Holds::end_beside(const Cost& cost, int sm_count, std::int32_t stream,
-                                Time ready) const {
+Holds::Answer Holds::end_among(const Cost& cost, int sm_count, std::int32_t stream,
+                               Time ready) const {
   Answer out;
   Progress progress(cost.duration);
   Time now = ready;
@@ -72,6 +71,7 @@ Holds::Answer Holds::end_beside(const Cost& cost, int sm_count, std::int32_t str
     }
     now = change;
   }
+  if (x_open.empty()) return out;
   for (const Hold& hold : x_all) {
     if (!(hold.begin < out.end)) break;
     if (hold.stream != stream && hold.end == kNever) out.certain = false;

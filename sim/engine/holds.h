@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sim/cost/cost_model.h"
+#include "sim/engine/stream_set.h"
 
 namespace foretrain {
 
@@ -14,19 +15,24 @@ class Holds {
   /// From `begin` on, until `end`; a stream has at most one open hold.
   void open(std::int32_t stream, Time begin, const Cost& cost);
   void close(std::int32_t stream, Time end);
-  bool is_open(std::int32_t stream) const;
+  /// How often one was opened or closed.
+  std::int32_t changes() const { return x_changes; }
+  bool is_open(std::int32_t stream) const { return x_open.contains(stream); }
 
   struct Answer {
     Time end;
     bool certain = true;  ///< false if a hold of unknown end reaches into it
   };
   /// The end of a kernel of `stream` that starts at `ready`, beside the holds of other streams.
-  Answer end_beside(const Cost& cost, int sm_count, std::int32_t stream, Time ready) const;
+  Answer end_beside(const Cost& cost, int sm_count, std::int32_t stream, Time ready) const {
+    if (x_open.empty() && !(ready < x_last_end)) return {ready + cost.duration, true};
+    return end_among(cost, sm_count, stream, ready);
+  }
 
   /// Drops what no kernel that starts at `now` or later can meet, when it is worth the move.
   void forget(Time now);
-
-  bool empty() const { return x_all.empty(); }
+  /// Whether so many are listed that fewer would be found sooner.
+  bool worth_forgetting() const { return x_all.size() >= 8; }
 
  private:
   struct Hold {
@@ -40,8 +46,12 @@ class Holds {
     Time change;
   };
   Beside beside(std::int32_t stream, Time now) const;
+  Answer end_among(const Cost& cost, int sm_count, std::int32_t stream, Time ready) const;
 
   std::vector<Hold> x_all;  ///< by begin: those of a stream that runs ahead stand at the end
+  StreamSet x_open;         ///< whose hold has no end yet
+  Time x_last_end;          ///< of all that have ended
+  std::int32_t x_changes = 0;
 };
 
 }  // namespace foretrain

@@ -199,26 +199,23 @@ void lay_out_launches(const Program& program, const PreparedProgram& flat, Prepa
 }
 
 void find_holds(const Program& program, PreparedPrices& out) {
-  const std::size_t streams = program.streams.size();
-  std::vector<std::uint8_t> holds(streams), yields(streams);
+  StreamSet holds, yields;
   for (const Segment& segment : program.segments) {
     for (const Op& op : segment.ops) {
       const Cost& cost = out.costs[op.work.index()];
       const bool yielding = class_of(program.works[op.work.index()]) == OpClass::kYielding;
       if (yielding) {
-        yields[op.stream.index()] = 1;
+        yields.add(op.stream.value);
       } else if (cost.sms_held > 0 || cost.memory_share > 0) {
-        holds[op.stream.index()] = 1;
+        holds.add(op.stream.value);
       }
     }
   }
-  out.records_holds.assign(streams, 0);
-  out.heeds_holds.assign(streams, 0);
-  for (std::size_t a = 0; a < streams; ++a) {
-    for (std::size_t b = 0; b < streams; ++b) {
-      if (a == b || holds[a] == 0 || yields[b] == 0) continue;
-      out.records_holds[a] = 1;
-      out.heeds_holds[b] = 1;
+  for (std::int32_t a = holds.next(0); a < StreamSet::kMost; a = holds.next(a + 1)) {
+    for (std::int32_t b = yields.next(0); b < StreamSet::kMost; b = yields.next(b + 1)) {
+      if (a == b) continue;
+      out.records_holds.add(a);
+      out.heeds_holds.add(b);
     }
   }
 }
@@ -354,6 +351,11 @@ Result<Prepared> prepare(const Workload& workload, const CostModel& model, Quoti
   Prepared prepared;
   prepared.quotient = std::move(quotient);
   for (const Program& program : workload.programs) {
+    if (program.streams.size() > std::size_t{StreamSet::kMost}) {
+      return input_error("a rank has " + std::to_string(program.streams.size()) +
+                         " streams; at most " + std::to_string(StreamSet::kMost) +
+                         " are simulated");
+    }
     prepared.programs.push_back(Flattener(program).run());
   }
   FT_TRY(price_all(workload, model, prepared));

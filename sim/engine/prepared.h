@@ -7,6 +7,7 @@
 
 #include "sim/base/result.h"
 #include "sim/engine/quotient.h"
+#include "sim/engine/stream_set.h"
 
 namespace foretrain {
 
@@ -56,11 +57,11 @@ struct PreparedPrices {
   std::vector<Cost> costs;                       ///< by work
   std::vector<std::vector<Cost>> message_costs;  ///< by work, by message
   std::vector<Time> op_issue;  ///< by position in PreparedProgram::ops; since the call or sync
-  std::vector<std::uint8_t> op_epoch;       ///< HostSyncs before it in its segment
-  std::vector<Time> call_issue;             ///< by call, since its epoch began
-  Time host_total;                          ///< of all launches
-  std::vector<std::uint8_t> records_holds;  ///< by stream: its holds slow kernels of another stream
-  std::vector<std::uint8_t> heeds_holds;    ///< by stream: its kernels are slowed by others' holds
+  std::vector<std::uint8_t> op_epoch;  ///< HostSyncs before it in its segment
+  std::vector<Time> call_issue;        ///< by call, since its epoch began
+  Time host_total;                     ///< of all launches
+  StreamSet records_holds;             ///< whose holds slow kernels of another stream
+  StreamSet heeds_holds;               ///< whose kernels are slowed by others' holds
 };
 
 /// The whole workload, ready to replay.

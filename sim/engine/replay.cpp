@@ -4,17 +4,13 @@
 #include <utility>
 
 #include "sim/base/stop.h"
+#include "sim/engine/actor.h"
 #include "sim/engine/event_queue.h"
 #include "sim/engine/replay_state.h"
 #include "sim/engine/transfers.h"
 
 namespace foretrain {
 namespace {
-
-/// Whether holds are as they were when a queued kernel met one of unknown end.
-bool waits_for_holds(const ActorState& actor, const Stream& stream) {
-  return stream.wait == Wait::kQueue && !stream.certain && stream.waiting_for == actor.hold_changes;
-}
 
 class Replayer {
  public:
@@ -63,37 +59,44 @@ class Replayer {
   // --- One actor ---------------------------------------------------------------------------------
   void run_actor(std::int32_t a) {
     ActorState& actor = actor_state(a);
-    const std::vector<std::uint8_t>& heeding = actor.prices->heeds_holds;
-    const auto count = static_cast<std::int32_t>(actor.streams.size());
+    const StreamSet heeding = actor.prices->heeds_holds;
     bool progress = true;
     while (progress) {
       progress = false;
       // Streams that hold resources go first, so that kernels know what stands beside them.
-      for (const bool heeds : {false, true}) {
-        for (std::int32_t s = 0; s < count; ++s) {
-          if ((heeding[static_cast<std::size_t>(s)] != 0) != heeds) continue;
-          while (step(a, actor, s)) {
-            progress = true;
-            if (heeds) break;  // what it recorded may start a hold
-          }
-        }
+      // A stream that becomes ready behind the present one has its turn in the same round.
+      for (std::int32_t s = 0; (s = actor.ready.without(heeding).next(s)) < StreamSet::kMost; ++s) {
+        while (step(a, actor, s)) progress = true;
+      }
+      for (std::int32_t s = 0; (s = (actor.ready & heeding).next(s)) < StreamSet::kMost; ++s) {
+        // One op at a time: its event may start a hold.
+        if (step(a, actor, s)) progress = true;
       }
     }
   }
 
-  /// Moves a stream on by one op, if it can now.
+  /// Moves a stream on by one op, if it can now. One that cannot is not ready until what it waits
+  /// for has come; but a kernel that others may yet slow is asked at every turn.
   bool step(std::int32_t a, ActorState& actor, std::int32_t s) {
     Stream& stream = actor.streams[static_cast<std::size_t>(s)];
-    if (stream.wait == Wait::kPartner || stream.wait == Wait::kDone) return false;
-    if (stream.wait == Wait::kEvent) return false;  // `record` ends that
-    if (waits_for_holds(actor, stream) && x_deciding != a) return false;
+    if (stream.wait != Wait::kPartner && stream.wait != Wait::kDone && advance(a, actor, s)) {
+      return true;
+    }
+    const bool asked_again = stream.wait == Wait::kQueue &&
+                             (stream.certain || (x_deciding == a && stream.ready == x_now));
+    if (!asked_again) actor.ready.remove(s);
+    return false;
+  }
+
+  bool advance(std::int32_t a, ActorState& actor, std::int32_t s) {
+    Stream& stream = actor.streams[static_cast<std::size_t>(s)];
     const auto& entries = actor.program->entries[static_cast<std::size_t>(s)];
     while (static_cast<std::size_t>(stream.entry) < entries.size()) {
       const StreamEntry& entry = entries[static_cast<std::size_t>(stream.entry)];
       if (stream.op < 0) {
         for (std::int32_t w = entry.waits_begin; w < entry.waits_end; ++w) {
           const std::int32_t event = actor.program->call_waits[static_cast<std::size_t>(w)];
-          if (!wait_event(actor, stream, event)) return false;
+          if (!wait_event(actor, s, event)) return false;
         }
         stream.op = entry.ops_begin;
       }
@@ -105,27 +108,6 @@ class Replayer {
     return false;
   }
 
-  /// Wakes the streams that wait for the event: they do not poll, whose memory is rarely cached.
-  static void record(ActorState& actor, std::int32_t event, Time at) {
-    actor.events[static_cast<std::size_t>(event)] = at;
-    for (Stream& stream : actor.streams) {
-      if (stream.wait == Wait::kEvent && stream.waiting_for == event) stream.wait = Wait::kNone;
-    }
-  }
-
-  static bool wait_event(const ActorState& actor, Stream& stream, std::int32_t event) {
-    const Time at = actor.events[static_cast<std::size_t>(event)];
-    if (at == kNever) {
-      stream.wait = Wait::kEvent;
-      stream.waiting_for = event;
-      return false;
-    }
-    // A kernel that the queue holds comes here again: it stays queued.
-    if (stream.wait == Wait::kEvent) stream.wait = Wait::kNone;
-    stream.free_at = max(stream.free_at, at);
-    return true;
-  }
-
   bool launch(std::int32_t a, ActorState& actor, std::int32_t s, Stream& stream,
               const StreamEntry& entry) {
     const PreparedProgram& program = *actor.program;
@@ -134,7 +116,7 @@ class Replayer {
     const PreparedOp& op = program.ops[position];
     for (std::int32_t w = op.waits_begin; w < op.waits_end; ++w) {
       const EventRef ref = program.wait_refs[static_cast<std::size_t>(w)];
-      if (!wait_event(actor, stream, program.event_id(entry, ref))) return false;
+      if (!wait_event(actor, s, program.event_id(entry, ref))) return false;
     }
     const std::int32_t delta = prices.op_epoch[position];
     const auto call = static_cast<std::size_t>(entry.call);
@@ -160,7 +142,7 @@ class Replayer {
       case OpClass::kYielding:
         return run_kernel(a, actor, s, ready, cost);
       case OpClass::kSync:
-        actor.epoch[static_cast<std::size_t>(epoch) + 1] = ready;
+        begin_epoch(actor, epoch + 1, ready);
         complete(a, actor, s, ready, ready, ready);
         return true;
       case OpClass::kCollective:
@@ -181,6 +163,7 @@ class Replayer {
     const PreparedOp& op = program.ops[static_cast<std::size_t>(stream.op)];
     stream.free_at = end;
     stream.wait = Wait::kNone;
+    actor.ready.add(s);
     ++stream.version;
     ++x_result.operations;
     actor.last_end = max(actor.last_end, end);
@@ -204,13 +187,13 @@ class Replayer {
 
   // --- Kernels beside communication --------------------------------------------------------------
   bool run_kernel(std::int32_t a, ActorState& actor, std::int32_t s, Time ready, const Cost& cost) {
-    if (actor.prices->heeds_holds[static_cast<std::size_t>(s)] == 0 || cost.duration.ps == 0) {
+    if (!actor.prices->heeds_holds.contains(s) || cost.duration.ps == 0) {
       complete(a, actor, s, ready, ready, ready + cost.duration);
       return true;
     }
     Stream& stream = actor.streams[static_cast<std::size_t>(s)];
     // What the queue holds is asked for again where holds have changed since.
-    const bool asked = stream.wait == Wait::kQueue && stream.waiting_for == actor.hold_changes;
+    const bool asked = stream.wait == Wait::kQueue && stream.waiting_for == actor.holds.changes();
     const Holds::Answer answer = asked
                                      ? Holds::Answer{stream.ready, stream.certain}
                                      : actor.holds.end_beside(cost, x_prepared.sm_count, s, ready);
@@ -221,7 +204,7 @@ class Replayer {
       forget_holds(actor);
       return true;
     }
-    stream.waiting_for = actor.hold_changes;
+    stream.waiting_for = actor.holds.changes();
     stream.certain = answer.certain;
     if (stream.wait != Wait::kQueue || stream.ready != end) {
       stream.wait = Wait::kQueue;
@@ -229,70 +212,6 @@ class Replayer {
       x_queue.push(end, EventQueue::Kind::kKernelEnd, a, s, ++stream.version);
     }
     return false;
-  }
-
-  /// Whether a stream whose hold is not listed could start one before the present op of `s` has
-  /// ended.
-  static bool others_may_hold_soon(const ActorState& actor, std::int32_t s) {
-    for (std::int32_t h = 0; h < static_cast<std::int32_t>(actor.streams.size()); ++h) {
-      if (h != s && may_hold_soon(actor, h, s)) return true;
-    }
-    return false;
-  }
-
-  /// Not if it is done, waits with a hold that is listed, or waits for an event that `s` itself has
-  /// yet to record.
-  static bool may_hold_soon(const ActorState& actor, std::int32_t h, std::int32_t s) {
-    if (actor.prices->records_holds[static_cast<std::size_t>(h)] == 0) return false;
-    const Stream& other = actor.streams[static_cast<std::size_t>(h)];
-    if (other.wait == Wait::kDone) return false;
-    if (other.wait == Wait::kPartner) return !actor.holds.is_open(h);
-    if (other.wait != Wait::kEvent) return true;
-    return actor.program->event_stream[static_cast<std::size_t>(other.waiting_for)] != s;
-  }
-
-  static void open_hold(ActorState& actor, std::int32_t s, Time begin, const Cost& cost) {
-    if (actor.prices->records_holds[static_cast<std::size_t>(s)] == 0) return;
-    if (cost.sms_held == 0 && cost.memory_share == 0) return;
-    actor.holds.open(s, begin, cost);
-    ++actor.hold_changes;
-  }
-
-  /// What the communication of stream `s`, under way since `matched`, holds ends.
-  static void close_hold(ActorState& actor, std::int32_t s, Time matched, Time end) {
-    const Stream& stream = actor.streams[static_cast<std::size_t>(s)];
-    const PreparedOp& op = actor.program->ops[static_cast<std::size_t>(stream.op)];
-    const Cost& cost = actor.prices->costs[static_cast<std::size_t>(op.cost)];
-    if (cost.waits_idle) open_hold(actor, s, matched, cost);
-    actor.holds.close(s, end);
-    ++actor.hold_changes;
-  }
-
-  /// A time before which the next op of stream `s` does not start: not before the stream is free,
-  /// nor before the op that records what it waits for could start, which is on another stream. Else
-  /// a stream that has one kernel at the end of a step would keep every hold since its begin.
-  static Time next_start(const ActorState& actor, std::size_t s) {
-    Time out;
-    for (std::size_t hops = 0; hops < actor.streams.size(); ++hops) {
-      const Stream& stream = actor.streams[s];
-      out = max(out, stream.free_at);
-      if (stream.wait != Wait::kEvent) break;
-      const auto event = static_cast<std::size_t>(stream.waiting_for);
-      const std::int16_t recorder = actor.program->event_stream[event];
-      if (recorder < 0) break;
-      s = static_cast<std::size_t>(recorder);
-    }
-    return out;
-  }
-
-  static void forget_holds(ActorState& actor) {
-    if (actor.holds.empty()) return;
-    Time earliest = kNever;
-    for (std::size_t s = 0; s < actor.streams.size(); ++s) {
-      if (actor.prices->heeds_holds[s] == 0 || actor.streams[s].wait == Wait::kDone) continue;
-      earliest = min(earliest, next_start(actor, s));
-    }
-    actor.holds.forget(earliest);
   }
 
   // --- Collectives -------------------------------------------------------------------------------
@@ -430,6 +349,7 @@ class Replayer {
         if (stream.wait != Wait::kQueue || stream.version != event.version) return;
         ++x_result.events;
         x_deciding = event.subject;
+        wake_kernels(actor_state(event.subject), x_now);
         run_actor(event.subject);
         x_deciding = -1;
         return;

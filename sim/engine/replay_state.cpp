@@ -132,6 +132,9 @@ ReplayState initial_state(const Prepared& prepared) {
     state.program = &prepared.programs[state.actor->program.index()];
     state.prices = &prepared.prices[static_cast<std::size_t>(prepared.prices_of[a])];
     state.streams.resize(state.program->entries.size());
+    for (std::size_t s = 0; s < state.streams.size(); ++s) {
+      state.ready.add(static_cast<std::int32_t>(s));
+    }
     state.events.assign(static_cast<std::size_t>(state.program->events), kNever);
     state.epoch.assign(static_cast<std::size_t>(state.program->epochs), kNever);
     state.epoch[0] = Time{};

@@ -17,8 +17,9 @@ struct Stream {
   std::int32_t entry = 0;  ///< into PreparedProgram::entries
   std::int32_t op = -1;    ///< into PreparedProgram::ops; -1: the entry's own waits come first
   Wait wait = Wait::kNone;
-  bool certain = true;  ///< of a kernel that is queued: Holds::Answer
-  /// Event id or epoch; of a kernel that is queued ActorState::hold_changes when its end was told.
+  bool certain = true;         ///< of a kernel that is queued: Holds::Answer
+  std::int16_t recorder = -1;  ///< the stream that records the event it waits for; -1 none
+  /// Event id or epoch; of a kernel that is queued Holds::changes when its end was told.
   std::int32_t waiting_for = 0;
   std::int32_t open_messages = 0;
   std::uint32_t version = 0;  ///< of queued kernel ends
@@ -33,12 +34,13 @@ struct ActorState {
   const PreparedProgram* program = nullptr;
   const PreparedPrices* prices = nullptr;
   std::vector<Stream> streams;
+  StreamSet ready;           ///< that may move on: those left out would not if they were asked
+  StreamSet waiting;         ///< in Wait::kEvent
   std::vector<Time> events;  ///< when recorded; kNever before
   std::vector<Time> epoch;   ///< host time at the start of each epoch; kNever while unknown
   Holds holds;
   Time host_end, last_end;
-  bool queued = false;            ///< is in the list of actors to run
-  std::int32_t hold_changes = 0;  ///< how often `holds` has changed
+  bool queued = false;  ///< is in the list of actors to run
 };
 
 struct GroupState {
