@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/base/rng.h"
+#include "tests/support/sanitized.h"
 #include "tools/search/case_bounds.h"
 #include "tools/search/memory_bound.h"
 #include "tools/search/robustness.h"
@@ -70,15 +72,33 @@ SearchOptions options_of(const SmallSpace& space) {
   return out;
 }
 
+/// Every bound of a plan is below what is simulated of it.
+void expect_bounds_below(CaseBounds& bounds, std::size_t plan, const foretrain::Run& run,
+                         const Prediction& predicted) {
+  for (const Ask ask : {Ask::kFirst, Ask::kMemory, Ask::kTime}) {
+    for (const std::size_t sample : bounds.lacking(plan, ask)) bounds.price(sample);
+    EXPECT_TRUE(bounds.lacking(plan, ask).empty());
+  }
+  const std::string written = dump_json(run.resolved);
+  EXPECT_LE(bounds.first_seconds(plan), predicted.iteration_time_s) << written;
+  EXPECT_LE(bounds.seconds(plan), predicted.iteration_time_s) << written;
+  EXPECT_LE(bounds.least_gib(plan), predicted.memory.peak_gib) << written;
+  EXPECT_LE(least_memory_gib(run), predicted.memory.peak_gib) << written;
+}
+
+PredictOptions step_alone() {
+  PredictOptions out;
+  out.verify = out.sensitivity = false;
+  out.step_alone = true;
+  return out;
+}
+
 /// A search finds the best plan that simulating every plan finds, and every bound is below.
 void expect_search_of_all(const Json& run, const SearchOptions& options) {
   const Result<std::vector<SearchCase>> cases = search_cases(run, "small", options);
   ASSERT_TRUE(cases.ok()) << cases.error().message;
   const SearchCase& of = cases.value().front();
   CaseBounds bounds(of);
-  PredictOptions alone;
-  alone.verify = alone.sensitivity = false;
-  alone.step_alone = true;
   double best = 0;
   std::int64_t refused = 0;
   std::int64_t bounded = 0;
@@ -89,18 +109,10 @@ void expect_search_of_all(const Json& run, const SearchOptions& options) {
       ++refused;
       continue;
     }
-    const Result<Prediction> predicted = predict(one.value(), alone);
+    const Result<Prediction> predicted = predict(one.value(), step_alone());
     ASSERT_TRUE(predicted.ok()) << predicted.error().message;
     const double seconds = predicted.value().iteration_time_s;
-    const double gib = predicted.value().memory.peak_gib;
-    for (const Ask ask : {Ask::kFirst, Ask::kMemory, Ask::kTime}) {
-      for (const std::size_t sample : bounds.lacking(p, ask)) bounds.price(sample);
-      EXPECT_TRUE(bounds.lacking(p, ask).empty());
-    }
-    EXPECT_LE(bounds.first_seconds(p), seconds) << dump_json(written);
-    EXPECT_LE(bounds.seconds(p), seconds) << dump_json(written);
-    EXPECT_LE(bounds.least_gib(p), gib) << dump_json(written);
-    EXPECT_LE(least_memory_gib(one.value()), gib) << dump_json(written);
+    expect_bounds_below(bounds, p, one.value(), predicted.value());
     bounded += bounds.seconds(p) > 0.5 * seconds ? 1 : 0;
     if (predicted.value().memory.fits && (best == 0 || seconds < best)) best = seconds;
   }
@@ -170,6 +182,53 @@ TEST(Search, BoundsHoldWhereNothingIsHidden) {
     expect_search_of_all(run, options);
   }
 }
+
+/// A question of published size, with every key of its space free.
+struct LargeSpace {
+  const char *model, *cluster, *system, *precision;
+  std::int64_t accelerators, sequences, length;
+};
+class SearchOfLargeSpace : public testing::TestWithParam<LargeSpace> {};
+
+TEST_P(SearchOfLargeSpace, BoundsHoldOfDrawnPlans) {
+  const LargeSpace& large = GetParam();
+  Json run{Json::Object{}};
+  run.set("model", Json(large.model));
+  run.set("system", Json(large.system));
+  run.set("precision", Json(large.precision));
+  set_key(run, "cluster.preset", Json(large.cluster));
+  set_key(run, "cluster.accelerators", Json(large.accelerators));
+  set_key(run, "batch.global", Json(large.sequences));
+  set_key(run, "batch.sequence", Json(large.length));
+  const Result<std::vector<SearchCase>> cases = search_cases(run, "large", {});
+  ASSERT_TRUE(cases.ok()) << cases.error().message;
+  const SearchCase& of = cases.value().front();
+  CaseBounds bounds(of);
+  constexpr int kDrawn = foretrain::cases(40, 8);
+  int drawn = 0;
+  double sum = 0;
+  for (std::uint64_t draw = 0; drawn < kDrawn && draw < std::uint64_t{10} * kDrawn; ++draw) {
+    const std::size_t plan = mix_u64(17, draw) % of.space.size();
+    const Result<foretrain::Run> one = resolve_run(of.space.run_of(of.space.at(plan)), "drawn", {});
+    if (!one.ok() || !bounds.bounds(plan)) continue;
+    const Result<Prediction> predicted = predict(one.value(), step_alone());
+    ASSERT_TRUE(predicted.ok()) << predicted.error().message;
+    expect_bounds_below(bounds, plan, one.value(), predicted.value());
+    sum += bounds.seconds(plan) / predicted.value().iteration_time_s;
+    ++drawn;
+  }
+  EXPECT_EQ(drawn, kDrawn);
+  EXPECT_GT(sum, 0.75 * kDrawn) << "bounds are far below";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Questions, SearchOfLargeSpace,
+    testing::Values(LargeSpace{"gpt3-175b", "dgx-a100-80gb", "megatron-lm", "bf16", 512, 512, 2048},
+                    LargeSpace{"llama-3-70b", "mi300x", "megatron-lm", "bf16", 64, 128, 4096},
+                    LargeSpace{"mixtral-8x7b", "dgx-h100", "megatron-lm", "bf16", 64, 256, 4096},
+                    LargeSpace{"llama-3-8b", "aws-p4d", "megatron-lm", "bf16", 16, 64, 4096},
+                    LargeSpace{"gpt3-13b", "dgx-1v-32gb", "megatron-lm", "fp16", 32, 128, 2048},
+                    LargeSpace{"gpt3-13b", "dgx-a100-80gb", "deepspeed", "bf16", 32, 128, 2048}));
 
 TEST(Search, TakesModelsThatListTheirLayersWithExperts) {
   SearchOptions options;

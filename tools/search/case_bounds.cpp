@@ -1,6 +1,7 @@
 #include "tools/search/case_bounds.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "models/lower.h"
 #include "models/plan/layout/plan_layout.h"
@@ -33,6 +34,16 @@ bool is_beside_first(const std::string& key) {
   return key == "recompute" || key == "overlap.tensor" || key == "kernels.context";
 }
 
+/// The level that a plan shards states to: the one that is searched, or the RUN's own.
+std::string level_of(const Json* searched, const Plan& own) {
+  static constexpr const char* kLevels[] = {"none", "optimizer", "gradients", "parameters"};
+  if (searched != nullptr && searched->string() != nullptr) return *searched->string();
+  return kLevels[static_cast<std::size_t>(own.sharding)];
+}
+
+/// Whether pairs in a node have unequal links: ranks of other stages than a sample's may have more.
+bool is_uneven(const Cluster& cluster) { return cluster.scale_up == ScaleUp::kMesh; }
+
 /// Whether ranks of one stage stand together, so that fewer stages place them alike.
 bool stages_are_outermost(const Plan& plan) {
   return !plan.rank_order.empty() && plan.rank_order.back() == "pp";
@@ -45,7 +56,8 @@ CaseBounds::CaseBounds(const SearchCase& of) : x_case(of) {
   const bool fixed_order =
       std::none_of(of.space.dimensions().begin(), of.space.dimensions().end(),
                    [](const Dimension& one) { return one.key == "parallel.rank_order"; });
-  x_exchange_known = x_known && fixed_order && stages_are_outermost(of.seed.plan);
+  x_exchange_known =
+      x_known && fixed_order && stages_are_outermost(of.seed.plan) && !is_uneven(of.seed.cluster);
 }
 
 const Json* CaseBounds::value(Point point, const char* key) const {
@@ -78,6 +90,10 @@ std::int64_t CaseBounds::sample(Point point, Ask ask, const Json* recompute) {
                     (recompute == nullptr         ? ':'
                      : *recompute == Json("none") ? 'n'
                                                   : 'f');
+  // Passes write gradients where every rank keeps a part of them, and else add to them.
+  const std::string level = level_of(value(point, "sharding.level"), x_case.seed.plan);
+  const bool adds = level == "none" || level == "optimizer";
+  key += adds ? 'a' : 'w';
   const auto is_left = [&](const std::string& name) {
     return is_beside(name) || (recompute != nullptr && name == "recompute") ||
            (ask == Ask::kFirst && is_beside_first(name)) ||
@@ -93,8 +109,9 @@ std::int64_t CaseBounds::sample(Point point, Ask ask, const Json* recompute) {
   if (ask != Ask::kTime && value(point, "overlap.tensor") != nullptr) {
     set_key(run, "overlap.tensor", Json(false));
   }
-  // Whose passes write gradients and need not add to them.
-  if (value(point, "sharding.level") != nullptr) set_key(run, "sharding.level", "gradients");
+  if (value(point, "sharding.level") != nullptr) {
+    set_key(run, "sharding.level", adds ? "optimizer" : "gradients");
+  }
   return keep(std::move(key), ask, false, sample_of(std::move(run), degrees, x_case.seed));
 }
 
@@ -157,9 +174,12 @@ void CaseBounds::price(std::size_t number) {
     return;
   }
   Counted counted;
+  counted.exchanges = !is_uneven(x_case.seed.cluster);
   if (sample.ask == Ask::kFirst) counted = {false, resolved.value().plan.context > 1};
   Result<LayerTimes> times = layer_times(resolved.value(), counted);
-  if (times.ok()) sample.layers = std::move(times.value());
+  if (!times.ok()) return;
+  sample.kernels = std::exchange(times.value().kernels, {});
+  sample.layers = std::move(times.value());
 }
 
 bool CaseBounds::stands_in_turn(Point point) const {
@@ -244,14 +264,19 @@ double CaseBounds::seconds(std::size_t plan) {
   const double alone = least_step_s(loads, degrees.microbatches);
   if (samples.exchange < 0) return alone;
   const auto& exchange = x_samples[static_cast<std::size_t>(samples.exchange)].times;
-  return exchange ? std::max(alone, least_step_s(loads, degrees.microbatches, *exchange)) : alone;
+  if (!exchange) return alone;
+  // Where layers are computed again, theirs are more: more time to hide an exchange behind.
+  const auto& beside = kernels(samples.all < 0 ? samples.plain : samples.all, samples.exchange);
+  return std::max(alone, least_step_s(loads, degrees.microbatches, *exchange, beside));
 }
 
-std::string CaseBounds::level(Point point) const {
-  static constexpr const char* kLevels[] = {"none", "optimizer", "gradients", "parameters"};
-  const Json* searched = value(point, "sharding.level");
-  if (searched != nullptr && searched->string() != nullptr) return *searched->string();
-  return kLevels[static_cast<std::size_t>(x_case.seed.plan.sharding)];
+const std::vector<ExchangeKernel>& CaseBounds::kernels(std::int64_t layers, std::int64_t exchange) {
+  const auto [it, fresh] = x_kernels.try_emplace({layers, exchange});
+  if (fresh) {
+    it->second = kernels_beside(x_samples[static_cast<std::size_t>(layers)].kernels,
+                                *x_samples[static_cast<std::size_t>(exchange)].times);
+  }
+  return it->second;
 }
 
 /// Of parameters, gradients and optimizer states; 0 where some of them may be on the host.
@@ -261,7 +286,7 @@ double CaseBounds::states_gib(Point point, const LayerTimes& known) const {
                         value(point, "offload.optimizer") != nullptr;
   if (offloads) return 0;
   const Degrees d = x_case.space.degrees(point);
-  const std::string sharding = level(point);
+  const std::string sharding = level_of(value(point, "sharding.level"), own);
   const auto ranks = static_cast<double>(d.batch_ranks * d.context);
   const bool grouped = own.shard_group > 0 || value(point, "sharding.group_size") != nullptr;
   const bool weights = sharding == "parameters";

@@ -31,7 +31,14 @@ std::int16_t line_of(int port) { return static_cast<std::int16_t>(-1 - port); }
 
 struct StageSums {
   Sums gathers, reductions;
+  Sums holding;  ///< of both, beside the compute stream: what holds SMs or memory bandwidth
+  Cost hold;     ///< the least of it
 };
+
+/// Communication does, copies and casts of what is exchanged do not.
+bool holds(const Op& op, const Cost& cost) {
+  return op.stream.index() != 0 && (cost.sms_held > 0 || cost.memory_share > 0);
+}
 
 bool exchanges(const Op& op) {
   return op.category == Category::kData && op.phase != Phase::kOptimizer;
@@ -46,7 +53,9 @@ StageSums sums_of(const Program& program, const std::vector<Cost>& alone) {
       const double part = large ? 1.0 / static_cast<double>(kPart) : 1;
       const Cost& cost = alone[op.work.index()];
       Sums& sums = op.phase == Phase::kGradients ? out.reductions : out.gathers;
-      sums[static_cast<std::int16_t>(op.stream.index())] += part * cost.duration.seconds();
+      const auto stream = static_cast<std::int16_t>(op.stream.index());
+      sums[stream] += part * cost.duration.seconds();
+      if (holds(op, cost)) out.holding[stream] += part * cost.duration.seconds();
       // What shares a port takes turns on it.
       for (int port = 0; port < kPortCount; ++port) {
         const auto share = static_cast<double>(cost.port_share[static_cast<std::size_t>(port)]);
@@ -59,6 +68,22 @@ StageSums sums_of(const Program& program, const std::vector<Cost>& alone) {
   return out;
 }
 
+/// Small exchanges hold less than large ones.
+Cost least_hold(const Program& program, const std::vector<Cost>& alone) {
+  Cost out;
+  bool first = true;
+  for (const Segment& segment : program.segments) {
+    for (const Op& op : segment.ops) {
+      const Cost& cost = alone[op.work.index()];
+      if (!exchanges(op) || !holds(op, cost)) continue;
+      out.sms_held = first ? cost.sms_held : std::min(out.sms_held, cost.sms_held);
+      out.memory_share = first ? cost.memory_share : std::min(out.memory_share, cost.memory_share);
+      first = false;
+    }
+  }
+  return out;
+}
+
 /// Of the first stage and the last of a sample with so many layers and microbatches.
 Result<std::vector<StageSums>> exchange_of(Run sample, std::int64_t layers,
                                            std::int64_t microbatches) {
@@ -66,15 +91,17 @@ Result<std::vector<StageSums>> exchange_of(Run sample, std::int64_t layers,
   sample.model.layers = layers;
   plan.pipeline_layout = even_layout(sample.model, plan);
   plan.global_batch = microbatches * plan.micro_batch * plan.batch_ranks();
-  Workload workload = lower(sample.model, plan);
-  enlarge(workload);
+  const Workload workload = lower(sample.model, plan);
+  Workload enlarged = workload;
+  enlarge(enlarged);
   const std::unique_ptr<CostModel> model = cost_model_of(sample, price_options(sample));
+  const auto counts = [](const Op& op, const Work&) { return exchanges(op); };
   std::vector<StageSums> out;
   for (const std::size_t p : {std::size_t{0}, workload.programs.size() - 1}) {
-    FT_ASSIGN(
-        const std::vector<Cost> alone,
-        costs_alone(workload, p, *model, [](const Op& op, const Work&) { return exchanges(op); }));
-    out.push_back(sums_of(workload.programs[p], alone));
+    FT_ASSIGN(const std::vector<Cost> as_parts, costs_alone(enlarged, p, *model, counts));
+    FT_ASSIGN(const std::vector<Cost> alone, costs_alone(workload, p, *model, counts));
+    out.push_back(sums_of(workload.programs[p], as_parts));
+    out.back().hold = least_hold(workload.programs[p], alone);
   }
   return out;
 }
@@ -110,12 +137,15 @@ StageExchange stage_exchange(const std::array<StageSums, 4>& sums, double layers
   StageExchange out;
   std::array<const Sums*, 4> gathers{};
   std::array<const Sums*, 4> reductions{};
+  std::array<const Sums*, 4> holding{};
   for (std::size_t i = 0; i < sums.size(); ++i) {
     gathers[i] = &sums[i].gathers;
     reductions[i] = &sums[i].reductions;
+    holding[i] = &sums[i].holding;
   }
   out.gathers = lines_of(gathers, layers);
   out.reductions = lines_of(reductions, layers);
+  out.holding = lines_of(holding, layers);
   return out;
 }
 
@@ -123,6 +153,7 @@ StageExchange stage_exchange(const std::array<StageSums, 4>& sums, double layers
 struct Exchanged {
   double longest = 0;  ///< on one stream besides the compute stream, or through one port
   double in_line = 0;  ///< on the compute stream
+  double holding = 0;  ///< on one stream besides it, holding SMs or memory bandwidth
   double gathers = 0, reductions = 0;
   double once = 0;  ///< reductions that begin after the last microbatch
 };
@@ -151,7 +182,22 @@ Exchanged exchanged(const ExchangeTimes& times, std::size_t stage, std::size_t s
     double& most = stream == 0 ? out.in_line : out.longest;
     most = std::max(most, seconds);
   }
+  for (const auto& [stream, line] : of.holding) {
+    const double seconds = (ends ? line : line.of_layers_alone()).seconds(layers, microbatches);
+    out.holding = std::max(out.holding, seconds);
+  }
   return out;
+}
+
+/// What a stage's kernels lose at least to exchanges that take `held_s` seconds beside them.
+double lost_beside(const std::vector<ExchangeKernel>& kernels, double layers, double microbatches,
+                   double held_s) {
+  std::vector<KernelsBeside> of_stage;
+  of_stage.reserve(kernels.size());
+  for (const ExchangeKernel& kernel : kernels) {
+    of_stage.push_back({microbatches * (layers * kernel.layer_s + kernel.ends_s), kernel.loss});
+  }
+  return least_loss_s(of_stage, held_s);
 }
 
 }  // namespace
@@ -189,6 +235,14 @@ Result<ExchangeTimes> exchange_times(const Run& sample) {
   out.first = stage_exchange(sums[0], layers);
   out.last = stage_exchange(sums[1], layers);
   out.uncounted = pattern.first;
+  out.hold = sums[0][0].hold;
+  for (const auto& stage : sums) {
+    for (const StageSums& one : stage) {
+      out.hold.sms_held = std::min(out.hold.sms_held, one.hold.sms_held);
+      out.hold.memory_share = std::min(out.hold.memory_share, one.hold.memory_share);
+    }
+  }
+  out.sm_count = sample.cluster.device.sm_count;
   // Units are gathered and reduced beside the passes whatever the keys say.
   const bool units = sample.plan.by_units();
   out.hides_reductions = units || sample.plan.overlap.gradient_reduce;
@@ -196,11 +250,24 @@ Result<ExchangeTimes> exchange_times(const Run& sample) {
   return out;
 }
 
+std::vector<ExchangeKernel> kernels_beside(const std::vector<KernelTime>& kernels,
+                                           const ExchangeTimes& exchange) {
+  std::vector<ExchangeKernel> out;
+  for (const KernelTime& kernel : kernels) {
+    out.push_back(
+        {lost_share(kernel.cost, exchange.hold, exchange.sm_count), kernel.layer_s, kernel.ends_s});
+  }
+  std::sort(out.begin(), out.end(),
+            [](const ExchangeKernel& a, const ExchangeKernel& b) { return a.loss < b.loss; });
+  return out;
+}
+
 double least_step_s(const std::vector<StageLoad>& loads, std::int64_t microbatches,
-                    const ExchangeTimes& exchange) {
+                    const ExchangeTimes& exchange, const std::vector<ExchangeKernel>& kernels) {
   const auto m = static_cast<double>(microbatches);
   double most = 0;
   double fill_forward = 0;
+  double fill = 0;
   for (std::size_t s = 0; s < loads.size(); ++s) {
     const StageLoad& load = loads[s];
     const Exchanged of = exchanged(exchange, s, loads.size(), static_cast<double>(load.layers), m);
@@ -208,11 +275,14 @@ double least_step_s(const std::vector<StageLoad>& loads, std::int64_t microbatch
     const double compute = m * (forward + load.backward.seconds()) + of.in_line;
     const double gathers = exchange.hides_gathers ? 0 : of.gathers;
     const double reductions = exchange.hides_reductions ? 0 : of.reductions;
+    const double lost =
+        lost_beside(kernels, static_cast<double>(load.layers), m, std::max(0.0, of.holding - fill));
     most = std::max(
         {most, of.longest, gathers + compute + reductions,
-         fill_forward + compute - of.in_line + reductions,
+         fill_forward + compute - of.in_line + reductions, fill + compute - of.in_line + lost,
          fill_forward + m * forward + (m - 1) * load.last_chunk_backward.seconds() + of.once});
     fill_forward += load.first_chunk_forward.seconds();
+    fill += load.first_chunk.seconds();
   }
   return most;
 }

@@ -4,12 +4,14 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "models/lower.h"
 #include "models/plan/layout/plan_layout.h"
 #include "sim/base/key.h"
 #include "sim/program/memory.h"
+#include "tools/search/sharing_bound.h"
 
 namespace foretrain {
 namespace {
@@ -17,7 +19,9 @@ namespace {
 /// What a segment takes of stream 0, and whether it belongs to the forward pass.
 struct SegmentTime {
   Time span;
-  Time host;  ///< to issue it
+  Time computed;  ///< of its operations
+  Time hides;     ///< of the span, in which more communication may cost nothing
+  Time host;      ///< to issue it
   bool forward = true, waits = false;
 };
 
@@ -36,10 +40,12 @@ bool counts(const Op& op, const Work& work, Counted counted) {
 }
 
 /// The operations of one segment alone, in the order in which they are issued: each begins when its
-/// stream is free and the events of the segment that it waits for are there.
+/// stream is free and the events of the segment that it waits for are there. The compute stream
+/// takes no less than its operations and what communication costs them.
 SegmentTime time_of(const Program& program, const Segment& segment, const std::vector<Cost>& alone,
-                    Counted counted) {
+                    Counted counted, int sm_count) {
   SegmentTime out;
+  std::vector<bool> counting;
   std::vector<Time> free(program.streams.size());
   std::map<std::pair<std::int16_t, std::int16_t>, Time> events;
   bool begun = false;
@@ -53,6 +59,7 @@ SegmentTime time_of(const Program& program, const Segment& segment, const std::v
     const bool takes = counts(op, program.works[op.work.index()], counted);
     const Cost& cost = alone[op.work.index()];
     const Time end = start + (takes ? cost.duration : Time{});
+    counting.push_back(takes);
     out.host += launch_of(op, cost);
     out.waits = out.waits || std::holds_alternative<HostSync>(program.works[op.work.index()]);
     free[op.stream.index()] = end;
@@ -61,7 +68,15 @@ SegmentTime time_of(const Program& program, const Segment& segment, const std::v
     if (!begun) begin = start;
     begun = true;
     out.span = end - begin;
+    out.computed += end - start;
     out.forward = out.forward && (op.phase == Phase::kForward || op.phase == Phase::kInput);
+  }
+  out.hides = out.span - out.computed;
+  if (!counted.exchanges || counted.products_alone) return out;
+  const Lost lost = least_loss(segment, alone, counting, sm_count);
+  if (out.hides < lost.lost) {
+    out.span = out.computed + lost.lost;
+    out.hides = lost.held;
   }
   return out;
 }
@@ -119,6 +134,44 @@ Bytes passing_of(const Program& program, const std::vector<LayerTime>& layers, B
   }
   for (const LayerTime& layer : layers) most -= microbatches * layer.saved;
   return std::max<Bytes>(most, 0);
+}
+
+/// Adds what the kernels of a microbatch take to those that are known, the most of any layer. What
+/// hides communication at no cost counts as a kernel that is free.
+void add_kernels(const Program& program, const std::vector<Cost>& alone,
+                 const std::vector<SegmentTime>& segments, Counted counted, std::int32_t microbatch,
+                 std::vector<KernelTime>& known) {
+  std::map<std::pair<std::int32_t, std::size_t>, double> seconds;  // by layer, by kernel
+  std::vector<std::optional<std::size_t>> kernels(program.works.size());
+  const auto place_of = [&known](const Cost& cost) {
+    const auto same = std::find_if(known.begin(), known.end(),
+                                   [&](const KernelTime& one) { return one.cost == cost; });
+    const auto place = static_cast<std::size_t>(same - known.begin());
+    if (same == known.end()) known.push_back({cost, 0, 0});
+    return place;
+  };
+  const auto kernel_of = [&](std::size_t work) {
+    std::optional<std::size_t>& kernel = kernels[work];
+    if (!kernel) kernel = place_of(alone[work]);
+    return *kernel;
+  };
+  const std::size_t free = place_of(Cost());
+  for (const Call& call : program.calls) {
+    if (call.microbatch != microbatch) continue;
+    const SegmentTime& of = segments[call.segment.index()];
+    const Time waits = of.forward ? max(Time{}, of.host - of.span) : Time{};
+    seconds[{std::max(call.layer, -1), free}] += (of.hides + waits).seconds();
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const std::size_t work = op.work.index();
+      if (op.stream.index() != 0 || !counts(op, program.works[work], counted)) continue;
+      seconds[{std::max(call.layer, -1), kernel_of(work)}] += alone[work].duration.seconds();
+    }
+  }
+  for (const auto& [place, sum] : seconds) {
+    KernelTime& kernel = known[place.second];
+    double& most = place.first < 0 ? kernel.ends_s : kernel.layer_s;
+    most = std::max(most, sum);
+  }
 }
 
 /// The lower of two microbatches: the first may write what others add to.
@@ -270,11 +323,14 @@ Result<LayerTimes> layer_times(Run sample, Counted counted) {
               }));
     std::vector<SegmentTime> segments;
     for (const Segment& segment : program.segments) {
-      segments.push_back(time_of(program, segment, alone, counted));
+      segments.push_back(time_of(program, segment, alone, counted, model->sm_count()));
     }
     const auto of = [&](std::int32_t microbatch) {
       return times_of(program, segments, sample.model.layers, microbatch);
     };
+    for (const std::int32_t microbatch : {0, 1}) {
+      add_kernels(program, alone, segments, counted, microbatch, few.kernels);
+    }
     const StageTimes one = lower_of(of(0), of(1));
     add_to(few.layers, one.layers);
     few.host_waits = few.host_waits || one.waits;

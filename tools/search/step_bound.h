@@ -33,6 +33,14 @@ struct LayerTime {
   Bytes saved = 0;                   ///< activations that wait for the backward pass
 };
 
+/// A kernel of the compute stream, or several of one price: what they take of one microbatch alone,
+/// in seconds, at most.
+struct KernelTime {
+  Cost cost;
+  double layer_s = 0;  ///< in a layer
+  double ends_s = 0;   ///< beside the layers
+};
+
 /// Least times of one microbatch.
 struct LayerTimes {
   std::vector<LayerTime> layers;
@@ -42,6 +50,7 @@ struct LayerTimes {
   Bytes passing = 0;  ///< of activations, beside what is saved, at the peak of the first stage
   /// Of a parameter: what a rank that shares nothing keeps of it.
   double weight_bytes = 0, gradient_bytes = 0, state_bytes = 0;
+  std::vector<KernelTime> kernels;  ///< all that are in it
 };
 
 /// Layers before kinds repeat, and after how many they do. Where lists give the layers nothing
