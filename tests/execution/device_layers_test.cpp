@@ -63,7 +63,7 @@ TEST(LoopExperts, OnManyRanksTrainLikeTheHosts) {
 TEST(LoopOffload, TrainsLikeTheHost) {
   for (const std::int64_t ranks : {1, 2}) {
     const std::vector<DeviceCase> all = offload_cases(ranks);
-    for (std::size_t i = 0; i < all.size(); i += std::size_t{cases(1, 4)}) {
+    for (std::size_t i = 0; i < all.size(); i += std::size_t{cases(1, 8)}) {
       const DeviceCase& one = all[i];
       expect_trains_like_host(one, DType::kFp32, on_loop, {}, true);
       if (kSanitized) continue;
