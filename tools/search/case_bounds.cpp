@@ -28,10 +28,10 @@ bool is_of_exchange(const std::string& key) {
          key.starts_with("offload.");
 }
 
-/// Keys that a first sample is made without: it computes nothing again, and counts neither
-/// exchanges nor, where sequences are cut, anything but products.
+/// Keys that a first sample is made without: it computes nothing again, and counts no exchanges of
+/// tensor and context ranks.
 bool is_beside_first(const std::string& key) {
-  return key == "recompute" || key == "overlap.tensor" || key == "kernels.context";
+  return key == "recompute" || key == "overlap.tensor";
 }
 
 /// The level that a plan shards states to: the one that is searched, or the RUN's own.
@@ -173,9 +173,8 @@ void CaseBounds::price(std::size_t number) {
     if (times.ok()) sample.times = std::move(times.value());
     return;
   }
-  Counted counted;
-  counted.exchanges = !is_uneven(x_case.seed.cluster);
-  if (sample.ask == Ask::kFirst) counted = {false, resolved.value().plan.context > 1};
+  const bool even = !is_uneven(x_case.seed.cluster);
+  const Counted counted{even && sample.ask != Ask::kFirst, even};
   Result<LayerTimes> times = layer_times(resolved.value(), counted);
   if (!times.ok()) return;
   sample.kernels = std::exchange(times.value().kernels, {});

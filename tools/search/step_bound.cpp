@@ -26,14 +26,15 @@ struct SegmentTime {
 };
 
 /// Collectives of ranks that a sample places as the plan does.
-bool counts(const Op& op, const Work& work, Counted counted) {
+bool counts(const Op& op, Counted counted) {
   switch (op.category) {
     case Category::kCompute:
-      return !counted.products_alone || std::holds_alternative<Gemm>(work);
+      return true;
     case Category::kTensor:
     case Category::kContext:
-    case Category::kExpert:
       return counted.exchanges;
+    case Category::kExpert:
+      return counted.expert_exchanges;
     default:
       return false;
   }
@@ -56,7 +57,7 @@ SegmentTime time_of(const Program& program, const Segment& segment, const std::v
       const auto known = events.find({wait.frame, wait.event});
       if (known != events.end()) start = max(start, known->second);
     }
-    const bool takes = counts(op, program.works[op.work.index()], counted);
+    const bool takes = counts(op, counted);
     const Cost& cost = alone[op.work.index()];
     const Time end = start + (takes ? cost.duration : Time{});
     counting.push_back(takes);
@@ -72,7 +73,7 @@ SegmentTime time_of(const Program& program, const Segment& segment, const std::v
     out.forward = out.forward && (op.phase == Phase::kForward || op.phase == Phase::kInput);
   }
   out.hides = out.span - out.computed;
-  if (!counted.exchanges || counted.products_alone) return out;
+  if (!counted.exchanges) return out;
   const Lost lost = least_loss(segment, alone, counting, sm_count);
   if (out.hides < lost.lost) {
     out.span = out.computed + lost.lost;
@@ -163,7 +164,7 @@ void add_kernels(const Program& program, const std::vector<Cost>& alone,
     seconds[{std::max(call.layer, -1), free}] += (of.hides + waits).seconds();
     for (const Op& op : program.segments[call.segment.index()].ops) {
       const std::size_t work = op.work.index();
-      if (op.stream.index() != 0 || !counts(op, program.works[work], counted)) continue;
+      if (op.stream.index() != 0 || !counts(op, counted)) continue;
       seconds[{std::max(call.layer, -1), kernel_of(work)}] += alone[work].duration.seconds();
     }
   }
@@ -318,9 +319,8 @@ Result<LayerTimes> layer_times(Run sample, Counted counted) {
   for (std::size_t p = 0; p < workload.programs.size(); ++p) {
     const Program& program = workload.programs[p];
     FT_ASSIGN(const std::vector<Cost> alone,
-              costs_alone(workload, p, *model, [counted](const Op& op, const Work& work) {
-                return counts(op, work, counted);
-              }));
+              costs_alone(workload, p, *model,
+                          [counted](const Op& op, const Work&) { return counts(op, counted); }));
     std::vector<SegmentTime> segments;
     for (const Segment& segment : program.segments) {
       segments.push_back(time_of(program, segment, alone, counted, model->sm_count()));

@@ -75,10 +75,10 @@ using CountsOp = std::function<bool(const Op&, const Work&)>;
 Result<std::vector<Cost>> costs_alone(const Workload& workload, std::size_t program,
                                       CostModel& model, const CountsOp& counts);
 
-/// What of a sample's compute stream counts.
+/// What of a sample's compute stream counts beside kernels.
 struct Counted {
-  bool exchanges = true;  ///< of tensor, context and expert ranks
-  bool products_alone = false;
+  bool exchanges = true;         ///< of tensor and context ranks
+  bool expert_exchanges = true;  ///< of expert ranks
 };
 
 /// Of a sample, whose layers are cut down to one of each kind. Fails where it cannot be priced.
