@@ -89,7 +89,7 @@ std::int32_t ActivityBuilder::detail(LaunchDetail detail) {
 }
 
 /// What the spans that are open say, the innermost first.
-ActivityBuilder::Host ActivityBuilder::host_of(const Launch& launch,
+ActivityBuilder::Host ActivityBuilder::host_of(const ActivityLaunch& launch,
                                                const std::vector<const HostSpan*>& open) {
   constexpr std::size_t kMostLevels = 256;
   Host host;
@@ -113,8 +113,8 @@ std::vector<ActivityBuilder::Host> ActivityBuilder::hosts_of_launches() {
   std::vector<std::uint32_t> order(launches.size());
   std::iota(order.begin(), order.end(), 0U);
   std::sort(order.begin(), order.end(), [this](std::uint32_t a, std::uint32_t b) {
-    const Launch& x = launches[a];
-    const Launch& y = launches[b];
+    const ActivityLaunch& x = launches[a];
+    const ActivityLaunch& y = launches[b];
     return x.thread != y.thread ? x.thread < y.thread : x.at < y.at;
   });
   std::unordered_set<std::uint32_t> told;  // threads whose annotations tell what is forward
@@ -125,7 +125,7 @@ std::vector<ActivityBuilder::Host> ActivityBuilder::hosts_of_launches() {
   std::vector<const HostSpan*> open;
   std::size_t next = 0;
   for (const std::uint32_t index : order) {
-    const Launch& launch = launches[index];
+    const ActivityLaunch& launch = launches[index];
     for (; next < spans.size(); ++next) {
       const HostSpan& span = spans[next];
       const bool later = span.thread == launch.thread && span.begin > launch.at;
@@ -148,14 +148,16 @@ std::vector<ActivityBuilder::Host> ActivityBuilder::hosts_of_launches() {
 }
 
 void ActivityBuilder::find_launches() {
-  std::sort(launches.begin(), launches.end(),
-            [](const Launch& a, const Launch& b) { return a.correlation < b.correlation; });
+  std::sort(launches.begin(), launches.end(), [](const ActivityLaunch& a, const ActivityLaunch& b) {
+    return a.correlation < b.correlation;
+  });
   const std::vector<Host> hosts = hosts_of_launches();
   for (RawEvent& raw : events) {
     Family collective = raw.collective;
-    const auto at = std::lower_bound(
-        launches.begin(), launches.end(), raw.correlation,
-        [](const Launch& launch, std::uint64_t wanted) { return launch.correlation < wanted; });
+    const auto at = std::lower_bound(launches.begin(), launches.end(), raw.correlation,
+                                     [](const ActivityLaunch& launch, std::uint64_t wanted) {
+                                       return launch.correlation < wanted;
+                                     });
     if (raw.correlation != 0 && at != launches.end() && at->correlation == raw.correlation) {
       const Host& host = hosts[static_cast<std::size_t>(at - launches.begin())];
       raw.event.launched = at->at;

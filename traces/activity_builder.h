@@ -23,7 +23,7 @@ struct HostSpan {
   std::int32_t detail = -1, call = -1;     ///< of kOperator
 };
 
-struct Launch {
+struct ActivityLaunch {
   std::uint64_t correlation = 0;
   std::int64_t at = 0;
   std::uint32_t thread = 0;
@@ -77,7 +77,7 @@ class ActivityBuilder {
   void drives(std::uint32_t thread) { x_drives.insert(thread); }
 
   std::vector<RawEvent> events;
-  std::vector<Launch> launches;
+  std::vector<ActivityLaunch> launches;
   std::vector<HostSpan> spans;
   TraceFacts facts;
 
@@ -91,7 +91,7 @@ class ActivityBuilder {
     Family collective = Family::kOther;
   };
   std::vector<Host> hosts_of_launches();
-  static Host host_of(const Launch& launch, const std::vector<const HostSpan*>& open);
+  static Host host_of(const ActivityLaunch& launch, const std::vector<const HostSpan*>& open);
   void find_launches();
   std::uint32_t named(const std::string& name, KernelClass of);
   std::vector<ActivityTrace> by_device();

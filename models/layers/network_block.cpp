@@ -154,7 +154,7 @@ class BlockWriter {
     }
   }
 
-  LossWriter loss(std::size_t i) const {
+  NetworkLossWriter loss(std::size_t i) const {
     return {node(i).name,
             Ref{kBlockInputs, kLabels, DType::kInt64, x_images},
             Ref{kBlockScalars, kLoss, DType::kFp32, 1},

@@ -2,8 +2,8 @@
 
 namespace foretrain {
 
-LossWriter::LossWriter(std::string name, const Ref& labels, const Ref& loss, std::int64_t images,
-                       std::int64_t classes, DType type)
+NetworkLossWriter::NetworkLossWriter(std::string name, const Ref& labels, const Ref& loss,
+                                     std::int64_t images, std::int64_t classes, DType type)
     : x_name(std::move(name)),
       x_labels(labels),
       x_loss(loss),
@@ -11,13 +11,13 @@ LossWriter::LossWriter(std::string name, const Ref& labels, const Ref& loss, std
       x_classes(classes),
       x_type(type) {}
 
-Scores LossWriter::declare(LayoutWriter& saved) const {
+Scores NetworkLossWriter::declare(LayoutWriter& saved) const {
   return {saved.add(x_name + ".exponentials", BufferKind::kActivations, DType::kFp32,
                     x_images * x_classes, true),
           saved.add(x_name + ".sums", BufferKind::kActivations, DType::kFp32, x_images, true)};
 }
 
-void LossWriter::forward(SegmentWriter& w, const Ref& logits, const Scores& scores) const {
+void NetworkLossWriter::forward(SegmentWriter& w, const Ref& logits, const Scores& scores) const {
   const auto temporary = [&](const char* name) {
     return w.local().add(x_name + name, BufferKind::kActivations, DType::kFp32, x_images);
   };
@@ -32,12 +32,13 @@ void LossWriter::forward(SegmentWriter& w, const Ref& logits, const Scores& scor
             {target.view(), scores.sums.view(), x_loss.view()}, {x_loss.view()});
 }
 
-void LossWriter::backward(SegmentWriter& w, const Scores& scores, const Ref& d_logits) const {
+void NetworkLossWriter::backward(SegmentWriter& w, const Scores& scores,
+                                 const Ref& d_logits) const {
   w.compute(x_name + ".gradient", kernel(KernelKind::kLossBackward, x_classes),
             {scores.exponentials.view(), scores.sums.view(), x_labels.view()}, {d_logits.view()});
 }
 
-Kernel LossWriter::kernel(KernelKind kind, std::int64_t cols) const {
+Kernel NetworkLossWriter::kernel(KernelKind kind, std::int64_t cols) const {
   return kernel_of(kind, x_images, cols, x_type);
 }
 
@@ -46,8 +47,8 @@ EndSegments write_classes(ProgramBuilder& builder, const Model& model, const Pla
   const std::int64_t images = plan.micro_batch;
   const std::int64_t classes = model.vocabulary;
   const DType type = plan.precision.compute;
-  const LossWriter loss("loss", Ref{kHeadInputs, kLabels, DType::kInt64, images},
-                        Ref{kHeadScalars, kLoss, DType::kFp32, 1}, images, classes, type);
+  const NetworkLossWriter loss("loss", Ref{kHeadInputs, kLabels, DType::kInt64, images},
+                               Ref{kHeadScalars, kLoss, DType::kFp32, 1}, images, classes, type);
   LayoutWriter saved("classes saved", kHeadSaved);
   LayoutWriter in_forward("classes forward", kHeadLocal);
   LayoutWriter in_backward("classes backward", kHeadLocal);

@@ -13,10 +13,10 @@ struct Scores {
 };
 
 /// Of logits [images, classes] of `type`; `labels` are int64, `loss` the fp32 sum that is added to.
-class LossWriter {
+class NetworkLossWriter {
  public:
-  LossWriter(std::string name, const Ref& labels, const Ref& loss, std::int64_t images,
-             std::int64_t classes, DType type);
+  NetworkLossWriter(std::string name, const Ref& labels, const Ref& loss, std::int64_t images,
+                    std::int64_t classes, DType type);
 
   Scores declare(LayoutWriter& saved) const;
   void forward(SegmentWriter& w, const Ref& logits, const Scores& scores) const;

@@ -11,7 +11,7 @@
 namespace foretrain {
 namespace {
 
-Workload many_layers(Degrees degrees, std::int64_t microbatches) {
+Workload many_layers(PlanDegrees degrees, std::int64_t microbatches) {
   Model model = small_llama();
   model.layers = 64;
   Plan plan = small_plan(model, degrees, microbatches);

@@ -183,6 +183,24 @@ TEST(Search, BoundsHoldWhereNothingIsHidden) {
   }
 }
 
+// A step of one microbatch adds no gradients up, whatever the level.
+TEST(Search, BoundsHoldOfOneMicrobatch) {
+  SearchOptions options;
+  options.budget_s = 1e6;
+  for (const char* gradients :
+       {R"({"dtype": "compute", "accumulation": "separate", "clip_norm": 0})",
+        R"({"clip_norm": 0})"}) {
+    Json run = parse_json(R"({"model": "gpt3-6.7b", "recompute": "none",
+        "cluster": {"preset": "dgx-h100", "accelerators": 8}, "kernels": {"optimizer": "sgd"},
+        "batch": {"global": 1, "sequence": 1024, "micro": 1},
+        "parallel": {"tensor": 1, "pipeline": 8, "context": 1, "virtual_pipeline": 1}})",
+                          "one")
+                   .value();
+    run.set("gradients", parse_json(gradients, "gradients").value());
+    expect_search_of_all(run, options);
+  }
+}
+
 /// A question of published size, with every key of its space free.
 struct LargeSpace {
   const char *model, *cluster, *system, *precision;

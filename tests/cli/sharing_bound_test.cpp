@@ -31,6 +31,18 @@ TEST(SharingBound, AKernelLosesTheShareOfTheSmsThatAreHeld) {
   EXPECT_EQ(lost_share(Cost(), communication(1, 20), kSms), 0) << "takes no time";
 }
 
+TEST(SharingBound, WhatWasMeasuredNeedNotRise) {
+  Cost kernel = arithmetic(10);
+  kernel.slowdowns[0] = {8, kWhole * 13 / 10, 0, 0};
+  kernel.slowdowns[1] = {16, kWhole * 12 / 10, 0, 0};
+  kernel.slowdowns[2] = {24, kWhole * 125 / 100, 0, 0};
+  const Time beside_more = duration_beside(kernel, kSms, 17, 0);
+  ASSERT_LT(beside_more, duration_beside(kernel, kSms, 8, 0));
+  EXPECT_DOUBLE_EQ(lost_share(kernel, communication(1, 8), kSms),
+                   1 - kernel.duration.seconds() / beside_more.seconds());
+  EXPECT_EQ(lost_share(kernel, communication(1, 0), kSms), 0) << "with SMs nothing is known less";
+}
+
 TEST(SharingBound, CommunicationGoesBesideWhatLosesLeast) {
   const std::vector<KernelsBeside> kernels = {{4, 0}, {8, 0.2}, {5, 0.5}};
   EXPECT_DOUBLE_EQ(least_loss_s(kernels, 0), 0);

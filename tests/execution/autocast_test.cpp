@@ -21,7 +21,7 @@ std::vector<Model> cast_models() {
   return out;
 }
 
-Plan cast_plan(const Model& model, Degrees degrees, std::int64_t microbatches) {
+Plan cast_plan(const Model& model, PlanDegrees degrees, std::int64_t microbatches) {
   Plan plan = in_fp32(under_autocast(small_plan(model, degrees, microbatches)));
   plan.sequence_length = 8;
   plan.fusion = Fusion::kEager;
@@ -31,7 +31,8 @@ Plan cast_plan(const Model& model, Degrees degrees, std::int64_t microbatches) {
 
 TEST(AutocastRuns, TrainAsOneRankWithoutIt) {
   for (const Model& model : cast_models()) {
-    for (const Degrees degrees : {Degrees{1, 1, 1, 1}, Degrees{1, 1, 1, 2}, Degrees{1, 2, 1, 2}}) {
+    for (const PlanDegrees degrees :
+         {PlanDegrees{1, 1, 1, 1}, PlanDegrees{1, 1, 1, 2}, PlanDegrees{1, 2, 1, 2}}) {
       for (const std::int64_t microbatches : {1, 3}) {
         for (const bool more : {false, true}) {
           Plan plan = cast_plan(model, degrees, microbatches);

@@ -15,7 +15,7 @@ Model narrow(const Model& whole) {
   return model;
 }
 
-Plan in_parts(const Model& model, Degrees degrees, std::int64_t parts) {
+Plan in_parts(const Model& model, PlanDegrees degrees, std::int64_t parts) {
   Plan plan = small_plan(model, degrees, 3);
   plan.sequence_length = 8;
   plan.recompute.parts = parts;
@@ -27,8 +27,8 @@ Plan in_parts(const Model& model, Degrees degrees, std::int64_t parts) {
 // tokens, normed inputs that are computed again as well, or all of the layer.
 TEST(CoShard, TrainsAsOneRank) {
   for (Model model : {narrow(small_gpt()), narrow(small_llama())}) {
-    for (const Degrees degrees :
-         {Degrees{1, 1, 1, 1}, Degrees{2, 1, 1, 1}, Degrees{2, 1, 1, 2}, Degrees{1, 3, 1, 1}}) {
+    for (const PlanDegrees degrees : {PlanDegrees{1, 1, 1, 1}, PlanDegrees{2, 1, 1, 1},
+                                      PlanDegrees{2, 1, 1, 2}, PlanDegrees{1, 3, 1, 1}}) {
       for (const int again : {0, 1, 2}) {
         model.tied_embeddings = again == 1;
         model.parallel_residual = again == 2;

@@ -18,7 +18,7 @@ Model device_sized(Model m) {
   return m;
 }
 
-Plan tiny_plan(const Model& model, Degrees degrees, AttentionKernel attention, double dropout) {
+Plan tiny_plan(const Model& model, PlanDegrees degrees, AttentionKernel attention, double dropout) {
   Plan plan = small_plan(model, degrees, 2);
   plan.global_batch = 4 * degrees.data;
   plan.micro_batch = 2;
@@ -180,7 +180,7 @@ Model device_moe() {
 }
 
 /// Experts of 76 tokens a sequence, which experts share evenly.
-Plan expert_plan(const Model& model, Degrees degrees, ExpertPlan experts) {
+Plan expert_plan(const Model& model, PlanDegrees degrees, ExpertPlan experts) {
   Plan plan = tiny_plan(model, degrees, AttentionKernel::kFlash, 0);
   plan.sequence_length = 76;
   plan.sequence = plan.tensor > 1;
@@ -214,7 +214,7 @@ std::vector<DeviceCase> expert_cases() {
 
 std::vector<DeviceCase> expert_rank_cases() {
   struct Case {
-    Degrees degrees;
+    PlanDegrees degrees;
     std::int64_t expert, cut;
   };
   std::vector<DeviceCase> out;
@@ -267,7 +267,7 @@ std::vector<DeviceCase> offload_cases(std::int64_t ranks) {
 
 std::vector<DeviceCase> context_cases() {
   struct Case {
-    Degrees degrees;  ///< data: the ranks of the context group too
+    PlanDegrees degrees;  ///< data: the ranks of the context group too
     std::int64_t context, inner = 1;
   };
   std::vector<DeviceCase> out;

@@ -12,8 +12,8 @@ namespace {
 TEST(HeadDeferral, TrainsAsOneRank) {
   for (Model model : {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)}) {
     if (model.positions > 0) model.positions = 8;
-    for (const Degrees degrees :
-         {Degrees{1, 2, 1, 2}, Degrees{1, 4, 1, 1}, Degrees{2, 2, 1, 1}, Degrees{1, 2, 2, 1}}) {
+    for (const PlanDegrees degrees : {PlanDegrees{1, 2, 1, 2}, PlanDegrees{1, 4, 1, 1},
+                                      PlanDegrees{2, 2, 1, 1}, PlanDegrees{1, 2, 2, 1}}) {
       for (const std::int64_t deferral : {1, 3, 100}) {
         model.tied_embeddings = deferral == 3;
         Plan plan = small_plan(model, degrees, 4);

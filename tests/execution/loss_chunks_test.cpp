@@ -12,8 +12,8 @@ namespace {
 TEST(LossChunks, TrainsAsAWholeLoss) {
   for (Model model : {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)}) {
     if (model.positions > 0) model.positions = 8;
-    for (const Degrees degrees :
-         {Degrees{1, 1, 1, 2}, Degrees{2, 1, 1, 1}, Degrees{2, 2, 1, 1}, Degrees{1, 2, 2, 2}}) {
+    for (const PlanDegrees degrees : {PlanDegrees{1, 1, 1, 2}, PlanDegrees{2, 1, 1, 1},
+                                      PlanDegrees{2, 2, 1, 1}, PlanDegrees{1, 2, 2, 2}}) {
       for (const std::int64_t chunks : {1, 3, 4}) {
         model.tied_embeddings = chunks == 3;
         Plan plan = small_plan(model, degrees, 2);

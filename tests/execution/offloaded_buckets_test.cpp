@@ -8,7 +8,7 @@
 namespace foretrain {
 namespace {
 
-Plan on_host(const Model& model, const Degrees& degrees, std::int64_t microbatches) {
+Plan on_host(const Model& model, const PlanDegrees& degrees, std::int64_t microbatches) {
   Plan plan = small_plan(model, degrees, microbatches);
   plan.sequence_length = 8;
   plan.sequence = plan.tensor > 1;
@@ -22,7 +22,8 @@ Plan on_host(const Model& model, const Degrees& degrees, std::int64_t microbatch
 // A sharded optimizer: buckets beside the backward pass or all at the end, weights gathered after
 // the update or beside the next forward pass, states in memory or in files; tables tied or not.
 TEST(OffloadedBuckets, TrainAsOneRank) {
-  for (const Degrees& degrees : {Degrees{1, 1, 1, 4}, Degrees{2, 1, 1, 2}, Degrees{1, 2, 1, 2}}) {
+  for (const PlanDegrees& degrees :
+       {PlanDegrees{1, 1, 1, 4}, PlanDegrees{2, 1, 1, 2}, PlanDegrees{1, 2, 1, 2}}) {
     for (int choice = 0; choice < 16; ++choice) {
       const auto bit = [choice](int n) { return (choice >> n & 1) != 0; };
       Model model = narrowed(small_llama(), 4);
@@ -53,7 +54,8 @@ TEST(OffloadedBuckets, TrainInOtherPlansAsOneRank) {
 
 // One data rank without sharding (ZeRO-Offload on one device), cut over tensor ranks and stages.
 TEST(OffloadedBuckets, OfOneDataRankTrainAsOneRank) {
-  for (const Degrees& degrees : {Degrees{1, 1, 1, 1}, Degrees{2, 1, 1, 1}, Degrees{1, 2, 1, 1}}) {
+  for (const PlanDegrees& degrees :
+       {PlanDegrees{1, 1, 1, 1}, PlanDegrees{2, 1, 1, 1}, PlanDegrees{1, 2, 1, 1}}) {
     for (const bool tied : {false, true}) {
       Model model = narrowed(small_gpt(), 4);
       model.tied_embeddings = tied;
@@ -83,7 +85,8 @@ TEST(OffloadedBuckets, ContiguousTrainAsOneRank) {
 
 // What layers keep goes on to storage and comes back, in one chunk and in several.
 TEST(StoredActivations, TrainAsOneRank) {
-  for (const Degrees& degrees : {Degrees{1, 1, 1, 1}, Degrees{1, 2, 1, 2}, Degrees{2, 2, 2, 1}}) {
+  for (const PlanDegrees& degrees :
+       {PlanDegrees{1, 1, 1, 1}, PlanDegrees{1, 2, 1, 2}, PlanDegrees{2, 2, 2, 1}}) {
     for (const std::int64_t layers : {1, 3, 8}) {
       const Model model = narrowed(small_llama(), 8);
       Plan plan = small_plan(model, degrees, 4);

@@ -25,7 +25,7 @@ std::vector<Model> models() {
   return out;
 }
 
-Plan plan_for(const Model& model, Degrees degrees, bool sequence) {
+Plan plan_for(const Model& model, PlanDegrees degrees, bool sequence) {
   Plan plan = in_fp32(small_plan(model, degrees, 2 * degrees.pipeline));
   plan.sequence_length = 8;
   plan.sequence = sequence;

@@ -15,8 +15,8 @@ TEST(Partition, TrainsAsOneRank) {
   for (Model model : {narrowed(small_gpt(), 8), narrowed(small_llama(), 8)}) {
     if (model.positions > 0) model.positions = 8;
     model.vocabulary *= 4;
-    for (const Degrees degrees :
-         {Degrees{1, 3, 1, 1}, Degrees{2, 4, 1, 1}, Degrees{1, 2, 2, 2}, Degrees{1, 4, 1, 2}}) {
+    for (const PlanDegrees degrees : {PlanDegrees{1, 3, 1, 1}, PlanDegrees{2, 4, 1, 1},
+                                      PlanDegrees{1, 2, 2, 2}, PlanDegrees{1, 4, 1, 2}}) {
       for (const bool tied : {false, true}) {
         model.tied_embeddings = tied;
         Plan plan = small_plan(model, degrees, 4);
@@ -54,8 +54,8 @@ TEST(TiedUnits, TrainAsOneRank) {
   for (Model model : {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)}) {
     model.tied_embeddings = true;
     model.positions = std::min<std::int64_t>(model.positions, 8);
-    for (const Degrees degrees :
-         {Degrees{1, 2, 1, 2}, Degrees{2, 2, 1, 1}, Degrees{1, 2, 2, 2}, Degrees{1, 2, 1, 4}}) {
+    for (const PlanDegrees degrees : {PlanDegrees{1, 2, 1, 2}, PlanDegrees{2, 2, 1, 1},
+                                      PlanDegrees{1, 2, 2, 2}, PlanDegrees{1, 2, 1, 4}}) {
       for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
         Plan plan = small_plan(model, degrees, 4);
         plan.sequence_length = 8;

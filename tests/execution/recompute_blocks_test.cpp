@@ -10,7 +10,7 @@ namespace foretrain {
 namespace {
 
 struct BlockCase {
-  Degrees degrees;
+  PlanDegrees degrees;
   Schedule schedule;
 };
 

@@ -14,8 +14,9 @@ namespace {
 TEST(Recycling, TrainsAsOneRank) {
   for (Model model : {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)}) {
     model.positions = std::min<std::int64_t>(model.positions, 8);
-    for (const Degrees degrees : {Degrees{1, 1, 1, 2}, Degrees{1, 2, 1, 1}, Degrees{1, 4, 1, 2},
-                                  Degrees{2, 2, 1, 1}, Degrees{2, 1, 1, 2}}) {
+    for (const PlanDegrees degrees :
+         {PlanDegrees{1, 1, 1, 2}, PlanDegrees{1, 2, 1, 1}, PlanDegrees{1, 4, 1, 2},
+          PlanDegrees{2, 2, 1, 1}, PlanDegrees{2, 1, 1, 2}}) {
       for (const std::int64_t forwards : {2, 3}) {
         for (const std::int64_t microbatches : {1, 5}) {
           model.tied_embeddings = forwards == 2;

@@ -22,7 +22,7 @@ Model ring_self_model(const Model& wide, std::int64_t length) {
   return model;
 }
 
-Plan ring_self_plan(const Model& model, const Degrees& degrees, std::int64_t context,
+Plan ring_self_plan(const Model& model, const PlanDegrees& degrees, std::int64_t context,
                     std::int64_t length) {
   Plan plan = in_fp32(small_plan(model, degrees, 2));
   plan.context = context;
@@ -40,7 +40,7 @@ Plan ring_self_plan(const Model& model, const Degrees& degrees, std::int64_t con
 // could not be.
 TEST(RingSelfAttention, TrainsAsOneRank) {
   struct Case {
-    Degrees degrees;  ///< data: ranks of the context group too
+    PlanDegrees degrees;  ///< data: ranks of the context group too
     std::int64_t context, length;
   };
   const Case cases[] = {{{1, 1, 1, 2}, 2, 16},

@@ -13,7 +13,8 @@ namespace {
 TEST(TensorSlices, TrainAsOneRank) {
   for (Model model : {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)}) {
     model.positions = std::min<std::int64_t>(model.positions, 8);
-    for (const Degrees degrees : {Degrees{2, 1, 1, 1}, Degrees{2, 2, 1, 2}, Degrees{2, 2, 2, 1}}) {
+    for (const PlanDegrees degrees :
+         {PlanDegrees{2, 1, 1, 1}, PlanDegrees{2, 2, 1, 2}, PlanDegrees{2, 2, 2, 1}}) {
       for (const bool again : {false, true}) {
         for (const std::int64_t slices : {2, 4}) {
           model.tied_embeddings = again;

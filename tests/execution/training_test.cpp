@@ -77,8 +77,8 @@ TEST(TwoPipelines, TrainAsOneRank) {
   model.tied_embeddings = false;
   for (const Schedule schedule : {Schedule::kDualPipe, Schedule::kChimera}) {
     for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer}) {
-      for (const Degrees degrees :
-           {Degrees{1, 2, 1, 1}, Degrees{1, 4, 1, 1}, Degrees{1, 2, 1, 2}, Degrees{2, 2, 1, 2}}) {
+      for (const PlanDegrees degrees : {PlanDegrees{1, 2, 1, 1}, PlanDegrees{1, 4, 1, 1},
+                                        PlanDegrees{1, 2, 1, 2}, PlanDegrees{2, 2, 1, 2}}) {
         Plan plan = small_plan(model, degrees, 2 * degrees.pipeline);
         plan.schedule = schedule;
         plan.sequence_length = 8;
@@ -188,7 +188,7 @@ Model tiny_moe() {
 // turn and as the router chooses, which gives ranks and experts unequal numbers of tokens.
 TEST(ExpertParallel, TrainsAsOneRank) {
   struct Case {
-    Degrees degrees;
+    PlanDegrees degrees;
     std::int64_t expert, cut;
   };
   const Case cases[] = {{{1, 1, 1, 2}, 2, 1}, {{1, 1, 1, 4}, 4, 1}, {{1, 1, 1, 4}, 2, 2},
@@ -214,7 +214,7 @@ TEST(PairedPasses, TrainAsOneRank) {
   Model model = tiny_moe();
   model.tied_embeddings = false;
   struct Case {
-    Degrees degrees;
+    PlanDegrees degrees;
     Schedule schedule;
   };
   for (const Case& c :
@@ -266,7 +266,7 @@ TEST(Refusals, Experts) {
 // Sequences cut among two and four ranks, in every exchange, beside the other ways.
 TEST(ContextParallel, TrainsAsOneRank) {
   struct Case {
-    Degrees degrees;  ///< data: ranks of the context group too
+    PlanDegrees degrees;  ///< data: ranks of the context group too
     std::int64_t context;
   };
   const Case cases[] = {{{1, 1, 1, 2}, 2},
@@ -404,7 +404,8 @@ TEST(SharesOnTheDevice, TrainAsOneRank) {
 
 // Each pass's gradients in an array of their own, added to the others' when it has ended.
 TEST(SumsAfterPasses, TrainAsOneRank) {
-  for (const Degrees& degrees : {Degrees{1, 1, 1, 1}, Degrees{1, 2, 1, 2}, Degrees{2, 2, 2, 1}}) {
+  for (const PlanDegrees& degrees :
+       {PlanDegrees{1, 1, 1, 1}, PlanDegrees{1, 2, 1, 2}, PlanDegrees{2, 2, 2, 1}}) {
     for (const bool tied : {false, true}) {
       Model model = narrowed(small_gpt(), 4);
       model.tied_embeddings = tied;

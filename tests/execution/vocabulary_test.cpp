@@ -15,8 +15,8 @@ TEST(SharedVocabulary, TrainsAsOneRank) {
   for (Model model : {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)}) {
     model.positions = std::min<std::int64_t>(model.positions, 8);
     model.embedding_norm = model.positions > 0;
-    for (const Degrees degrees :
-         {Degrees{1, 2, 1, 1}, Degrees{1, 4, 1, 1}, Degrees{2, 2, 1, 1}, Degrees{1, 3, 1, 2}}) {
+    for (const PlanDegrees degrees : {PlanDegrees{1, 2, 1, 1}, PlanDegrees{1, 4, 1, 1},
+                                      PlanDegrees{2, 2, 1, 1}, PlanDegrees{1, 3, 1, 2}}) {
       for (const bool tied : {false, true}) {
         model.tied_embeddings = tied;
         Plan plan = small_plan(model, degrees, 5);

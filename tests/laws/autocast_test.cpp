@@ -16,7 +16,7 @@ namespace foretrain {
 namespace {
 
 /// Eager, with scores, dropout and PyTorch's loss, as a Trainer runs BERT.
-Plan eager_plan(const Model& model, Degrees degrees, std::int64_t microbatches) {
+Plan eager_plan(const Model& model, PlanDegrees degrees, std::int64_t microbatches) {
   Plan plan = small_plan(model, degrees, microbatches);
   plan.precision.compute = plan.precision.matrix = plan.precision.linear = DType::kFp16;
   plan.fusion = Fusion::kEager;

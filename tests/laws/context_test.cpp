@@ -206,7 +206,7 @@ TEST(ContextGroups, HeadsAreExchangedWithinARing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Degrees, Context, testing::Values(2, 4, 8));
+INSTANTIATE_TEST_SUITE_P(PlanDegrees, Context, testing::Values(2, 4, 8));
 
 // Gradients are reduced, and optimizer states cut, over data- and context-parallel ranks together.
 TEST(ContextGroups, ParametersAreSharedWithDataParallelRanks) {

@@ -68,7 +68,8 @@ TEST(GptExperts, AreLoweredUnderEveryPlan) {
   model.experts = Experts{8, 1, model.intermediate, 0, 0, 2, true};
   for (const std::int64_t shared : {0, 64}) {
     model.experts.shared_width = shared;
-    for (const Degrees degrees : {Degrees{1, 1, 1, 8}, Degrees{2, 1, 1, 4}, Degrees{1, 2, 1, 4}}) {
+    for (const PlanDegrees degrees :
+         {PlanDegrees{1, 1, 1, 8}, PlanDegrees{2, 1, 1, 4}, PlanDegrees{1, 2, 1, 4}}) {
       for (const bool whole : {false, true}) {
         Plan plan = small_plan(model, degrees, 2);
         plan.sequence = degrees.tensor > 1;

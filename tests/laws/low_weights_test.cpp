@@ -16,7 +16,7 @@
 namespace foretrain {
 namespace {
 
-Plan plan_in_fp8(const Model& model, Degrees degrees, bool fp8_primary_weights, bool one_copy) {
+Plan plan_in_fp8(const Model& model, PlanDegrees degrees, bool fp8_primary_weights, bool one_copy) {
   Plan plan = small_plan(model, degrees, 2);
   if (degrees.data > 1) plan.sharding = Sharding::kOptimizer;
   plan.precision.linear = DType::kFp8;
@@ -190,7 +190,8 @@ void expect_in_turn(const Program& program, std::int64_t shards) {
 // array lie one behind the other; ranks gather all of it, of which each updates an equal part.
 TEST(LowWeights, LieInOneArray) {
   for (const bool tied : {false, true}) {
-    for (const Degrees degrees : {Degrees{1, 1, 1, 3}, Degrees{2, 2, 1, 2}, Degrees{1, 2, 2, 2}}) {
+    for (const PlanDegrees degrees :
+         {PlanDegrees{1, 1, 1, 3}, PlanDegrees{2, 2, 1, 2}, PlanDegrees{1, 2, 2, 2}}) {
       for (Model model : {small_gpt(), small_moe(), small_latent()}) {
         model.tied_embeddings = tied;
         const Workload workload = verified(model, plan_in_fp8(model, degrees, true, true));

@@ -32,7 +32,8 @@ Model all_sparse() {
   return model;
 }
 
-Plan expert_plan(const Model& model, Degrees degrees, std::int64_t expert, std::int64_t cut = 1) {
+Plan expert_plan(const Model& model, PlanDegrees degrees, std::int64_t expert,
+                 std::int64_t cut = 1) {
   Plan plan = small_plan(model, degrees, 1);
   plan.sequence = plan.tensor > 1;
   plan.experts.expert = expert;

@@ -46,7 +46,7 @@ std::vector<ScaleReduction> scale_reductions(const Program& program) {
   return out;
 }
 
-Plan fp8_plan(const Model& model, Degrees degrees, ScaleSharing sharing) {
+Plan fp8_plan(const Model& model, PlanDegrees degrees, ScaleSharing sharing) {
   Plan plan = small_plan(model, degrees, 3);
   plan.precision.linear = DType::kFp8;
   plan.precision.scales = sharing;

@@ -23,8 +23,8 @@ Workload blocks_workload(const Model& model, const Plan& plan) {
   return workload;
 }
 
-Plan in_blocks(const Model& model, Degrees degrees, std::int64_t microbatches, std::int64_t layers,
-               bool early = false) {
+Plan in_blocks(const Model& model, PlanDegrees degrees, std::int64_t microbatches,
+               std::int64_t layers, bool early = false) {
   Plan plan = small_plan(model, degrees, microbatches);
   plan.recompute.layer = true;
   plan.recompute.block_layers = layers;

@@ -135,7 +135,7 @@ TEST_P(RingSelf, HoldsBlocksOneByOne) {
   EXPECT_EQ(most, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Degrees, RingSelf, testing::Values(2, 4, 8));
+INSTANTIATE_TEST_SUITE_P(PlanDegrees, RingSelf, testing::Values(2, 4, 8));
 
 /// Of one layer, what belongs to attention between its linears: names, and what is done.
 std::vector<std::string> attention_ops_of(const Program& program, const char* segment, bool host) {

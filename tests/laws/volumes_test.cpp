@@ -414,7 +414,7 @@ double flops_of(const Workload& workload, const Plan& plan) {
 // convention.
 TEST(Flops, MatchTheConventions) {
   const Model model = unpadded(small_llama());
-  for (const Degrees degrees : {Degrees{1, 1, 1, 1}, {2, 2, 1, 2}, {4, 2, 2, 1}}) {
+  for (const PlanDegrees degrees : {PlanDegrees{1, 1, 1, 1}, {2, 2, 1, 2}, {4, 2, 2, 1}}) {
     Plan plan = small_plan(model, degrees, 4);
     plan.attention = AttentionKernel::kUnfused;
     const std::int64_t tokens = plan.global_batch * plan.sequence_length;

@@ -57,7 +57,7 @@ Model small_latent() {
   return m;
 }
 
-Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches) {
+Plan small_plan(const Model& model, PlanDegrees degrees, std::int64_t microbatches) {
   Plan p;
   p.tensor = degrees.tensor;
   p.pipeline = degrees.pipeline;

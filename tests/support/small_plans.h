@@ -14,11 +14,11 @@ Model small_gpt();
 /// h 256, 4 heads of which 2 for keys, 8 layers, f 512, RMSNorm, SwiGLU, RoPE, no biases.
 Model small_llama();
 
-struct Degrees {
+struct PlanDegrees {
   std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, data = 1;
 };
 /// Sequence 128, micro 1, `microbatches` on every data rank, the default layout, no dropout.
-Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches);
+Plan small_plan(const Model& model, PlanDegrees degrees, std::int64_t microbatches);
 
 /// Changes what the plan's schedule does not go with: microbatches, stages' chunks, a tied table;
 /// or the schedule.

@@ -29,7 +29,7 @@ void expect_sound(const Model& model, const Plan& plan) {
 void expect_sound_in_every_schedule(const Model& model, std::int64_t tensor, std::int64_t data,
                                     bool sequence) {
   for (int kind = 0; kind < 4; ++kind) {
-    const Degrees degrees{tensor, kind == 0 ? 1 : 2, kind == 3 ? 2 : 1, data};
+    const PlanDegrees degrees{tensor, kind == 0 ? 1 : 2, kind == 3 ? 2 : 1, data};
     Plan plan = small_plan(model, degrees, 4);
     plan.sequence = sequence;
     if (kind == 1) plan.schedule = Schedule::kGpipe;
@@ -43,8 +43,8 @@ void expect_sound_in_every_schedule(const Model& model, std::int64_t tensor, std
 // 8 layers of small_gpt: a step that is no longer looked at pass by pass.
 TEST(Lowering, HasAnEnd) {
   const Model model = small_gpt();
-  EXPECT_TRUE(lowerable(model, small_plan(model, Degrees(), 125'000)).ok());
-  const Status status = lowerable(model, small_plan(model, Degrees(), 125'001));
+  EXPECT_TRUE(lowerable(model, small_plan(model, PlanDegrees(), 125'000)).ok());
+  const Status status = lowerable(model, small_plan(model, PlanDegrees(), 125'001));
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("/batch/global"), std::string::npos);
 }

@@ -94,6 +94,7 @@ std::int64_t CaseBounds::sample(Point point, Ask ask, const Json* recompute) {
   const std::string level = level_of(value(point, "sharding.level"), x_case.seed.plan);
   const bool adds = level == "none" || level == "optimizer";
   key += adds ? 'a' : 'w';
+  key += degrees.microbatches == 1 ? '1' : 'm';
   const auto is_left = [&](const std::string& name) {
     return is_beside(name) || (recompute != nullptr && name == "recompute") ||
            (ask == Ask::kFirst && is_beside_first(name)) ||
@@ -264,17 +265,20 @@ double CaseBounds::seconds(std::size_t plan) {
   if (samples.exchange < 0) return alone;
   const auto& exchange = x_samples[static_cast<std::size_t>(samples.exchange)].times;
   if (!exchange) return alone;
-  // Where layers are computed again, theirs are more: more time to hide an exchange behind.
-  const auto& beside = kernels(samples.all < 0 ? samples.plain : samples.all, samples.exchange);
+  const std::vector<ExchangeKernel>& beside = kernels(samples);
   return std::max(alone, least_step_s(loads, degrees.microbatches, *exchange, beside));
 }
 
-const std::vector<ExchangeKernel>& CaseBounds::kernels(std::int64_t layers, std::int64_t exchange) {
-  const auto [it, fresh] = x_kernels.try_emplace({layers, exchange});
-  if (fresh) {
-    it->second = kernels_beside(x_samples[static_cast<std::size_t>(layers)].kernels,
-                                *x_samples[static_cast<std::size_t>(exchange)].times);
+const std::vector<ExchangeKernel>& CaseBounds::kernels(const Samples& samples) {
+  const auto [it, fresh] = x_kernels.try_emplace({samples.plain, samples.all, samples.exchange});
+  if (!fresh) return it->second;
+  // Of layers that are computed again and of others: as much time as any of them has.
+  std::vector<PassKernel> kernels = x_samples[static_cast<std::size_t>(samples.plain)].kernels;
+  if (samples.all >= 0) {
+    merge_kernels(kernels, x_samples[static_cast<std::size_t>(samples.all)].kernels);
   }
+  it->second =
+      kernels_beside(kernels, *x_samples[static_cast<std::size_t>(samples.exchange)].times);
   return it->second;
 }
 

@@ -4,6 +4,7 @@
 // never looked at cost no sample. A plan's first bound comes from a sample of its degrees alone.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <map>
 #include <optional>
@@ -55,7 +56,7 @@ class CaseBounds {
     bool priced = false;
     std::optional<LayerTimes> layers;
     std::optional<ExchangeTimes> times;
-    std::vector<KernelTime> kernels;  ///< of the layers
+    std::vector<PassKernel> kernels;  ///< of the layers
   };
   /// A plan's samples by number, -1 none: of its layers, where only some are computed again of all
   /// of them computed again, and of what its ranks exchange.
@@ -72,8 +73,8 @@ class CaseBounds {
   const std::vector<std::int64_t>& layout(const Degrees& degrees);
   /// Of priced samples; nothing where they are not, or no bounds are of the plan.
   std::optional<LayerTimes> times(Point point, const Samples& samples);
-  /// The kernels of one sample beside what the ranks of another exchange.
-  const std::vector<ExchangeKernel>& kernels(std::int64_t layers, std::int64_t exchange);
+  /// The kernels of a plan's layers beside what its ranks exchange.
+  const std::vector<ExchangeKernel>& kernels(const Samples& samples);
   double states_gib(Point point, const LayerTimes& known) const;
 
   const SearchCase& x_case;
@@ -81,7 +82,7 @@ class CaseBounds {
   std::deque<Sample> x_samples;
   std::unordered_map<std::string, std::int64_t> x_by_key;
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::int64_t>> x_layouts;
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<ExchangeKernel>> x_kernels;
+  std::map<std::array<std::int64_t, 3>, std::vector<ExchangeKernel>> x_kernels;  ///< by samples
   /// The last answer of `first_seconds`: plans of one sample follow each other.
   struct First {
     Degrees degrees;

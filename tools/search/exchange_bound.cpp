@@ -12,17 +12,24 @@ namespace {
 
 /// A collective is priced as such a part of a larger one.
 constexpr std::int64_t kPart = 64;
+/// Other plans' buckets may be so many times smaller than a sample's.
+constexpr std::int64_t kSmaller = 16;
 constexpr std::int64_t kFewMicrobatches = 2;
 
-void enlarge(Workload& workload) {
+/// The same with collectives of `times` as many elements, or of a part of them.
+Workload scaled(Workload workload, std::int64_t times, std::int64_t part) {
   for (Program& program : workload.programs) {
     for (Work& work : program.works) {
       auto* collective = std::get_if<Collective>(&work);
       if (collective == nullptr) continue;
-      collective->count *= kPart;
-      for (std::int64_t& run : collective->runs) run *= kPart;
+      const auto scale = [&](std::int64_t& count) {
+        count = std::max<std::int64_t>(std::min<std::int64_t>(count, 1), count * times / part);
+      };
+      scale(collective->count);
+      for (std::int64_t& run : collective->runs) scale(run);
     }
   }
+  return workload;
 }
 
 /// By stream, and by port below zero.
@@ -68,10 +75,9 @@ StageSums sums_of(const Program& program, const std::vector<Cost>& alone) {
   return out;
 }
 
-/// Small exchanges hold less than large ones.
-Cost least_hold(const Program& program, const std::vector<Cost>& alone) {
-  Cost out;
-  bool first = true;
+/// Of exchanges of several sizes, what one holds at least.
+Cost least_hold(const Program& program, const std::vector<Cost>& alone, Cost out) {
+  bool first = out.sms_held == 0 && out.memory_share == 0;
   for (const Segment& segment : program.segments) {
     for (const Op& op : segment.ops) {
       const Cost& cost = alone[op.work.index()];
@@ -92,16 +98,19 @@ Result<std::vector<StageSums>> exchange_of(Run sample, std::int64_t layers,
   plan.pipeline_layout = even_layout(sample.model, plan);
   plan.global_batch = microbatches * plan.micro_batch * plan.batch_ranks();
   const Workload workload = lower(sample.model, plan);
-  Workload enlarged = workload;
-  enlarge(enlarged);
+  const Workload larger = scaled(workload, kPart, 1);
+  const Workload smaller = scaled(workload, 1, kSmaller);
   const std::unique_ptr<CostModel> model = cost_model_of(sample, price_options(sample));
   const auto counts = [](const Op& op, const Work&) { return exchanges(op); };
   std::vector<StageSums> out;
   for (const std::size_t p : {std::size_t{0}, workload.programs.size() - 1}) {
-    FT_ASSIGN(const std::vector<Cost> as_parts, costs_alone(enlarged, p, *model, counts));
+    FT_ASSIGN(const std::vector<Cost> as_parts, costs_alone(larger, p, *model, counts));
     FT_ASSIGN(const std::vector<Cost> alone, costs_alone(workload, p, *model, counts));
-    out.push_back(sums_of(workload.programs[p], as_parts));
-    out.back().hold = least_hold(workload.programs[p], alone);
+    FT_ASSIGN(const std::vector<Cost> in_parts, costs_alone(smaller, p, *model, counts));
+    StageSums& sums = out.emplace_back(sums_of(workload.programs[p], as_parts));
+    for (const std::vector<Cost>* costs : {&as_parts, &alone, &in_parts}) {
+      sums.hold = least_hold(workload.programs[p], *costs, sums.hold);
+    }
   }
   return out;
 }
@@ -250,10 +259,10 @@ Result<ExchangeTimes> exchange_times(const Run& sample) {
   return out;
 }
 
-std::vector<ExchangeKernel> kernels_beside(const std::vector<KernelTime>& kernels,
+std::vector<ExchangeKernel> kernels_beside(const std::vector<PassKernel>& kernels,
                                            const ExchangeTimes& exchange) {
   std::vector<ExchangeKernel> out;
-  for (const KernelTime& kernel : kernels) {
+  for (const PassKernel& kernel : kernels) {
     out.push_back(
         {lost_share(kernel.cost, exchange.hold, exchange.sm_count), kernel.layer_s, kernel.ends_s});
   }

@@ -47,7 +47,7 @@ struct ExchangeKernel {
   double loss = 0;                 ///< share of progress
   double layer_s = 0, ends_s = 0;  ///< alone, in a layer and beside the layers
 };
-std::vector<ExchangeKernel> kernels_beside(const std::vector<KernelTime>& kernels,
+std::vector<ExchangeKernel> kernels_beside(const std::vector<PassKernel>& kernels,
                                            const ExchangeTimes& exchange);
 
 /// The RUN of a sample for a plan of `degrees`: `run` with as many ranks for each stage.

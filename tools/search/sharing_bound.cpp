@@ -51,7 +51,14 @@ class Between {
 
 double lost_share(const Cost& kernel, const Cost& hold, int sm_count) {
   if (kernel.sms_held > 0 || kernel.memory_share > 0 || kernel.duration.ps == 0) return 0;
-  const Time slowed = duration_beside(kernel, sm_count, hold.sms_held, hold.memory_share);
+  Time slowed = duration_beside(kernel, sm_count, hold.sms_held, hold.memory_share);
+  for (const Slowdown& measured : kernel.slowdowns) {
+    if (measured.sms == 0) continue;
+    if (hold.sms_held == 0) return 0;
+    // Beyond one that was measured the next line begins, which may lie lower.
+    const std::int32_t sms = std::max(measured.sms + 1, hold.sms_held);
+    slowed = min(slowed, duration_beside(kernel, sm_count, sms, hold.memory_share));
+  }
   return 1 - kernel.duration.seconds() / slowed.seconds();
 }
 

@@ -23,7 +23,8 @@ struct KernelsBeside {
   double loss = 0;     ///< the share of their progress that is lost, 0 .. 1
 };
 
-/// Of a kernel beside an operation that holds; 0 for what holds itself.
+/// Of a kernel beside an operation that holds as much or more; 0 for what holds itself. What was
+/// measured need not rise with the SMs that are held.
 double lost_share(const Cost& kernel, const Cost& hold, int sm_count);
 
 /// Sorts them for `least_loss_s`.

@@ -47,6 +47,7 @@ SegmentTime time_of(const Program& program, const Segment& segment, const std::v
                     Counted counted, int sm_count) {
   SegmentTime out;
   std::vector<bool> counting;
+  Time exchanged;
   std::vector<Time> free(program.streams.size());
   std::map<std::pair<std::int16_t, std::int16_t>, Time> events;
   bool begun = false;
@@ -65,17 +66,22 @@ SegmentTime time_of(const Program& program, const Segment& segment, const std::v
     out.waits = out.waits || std::holds_alternative<HostSync>(program.works[op.work.index()]);
     free[op.stream.index()] = end;
     if (op.records.valid()) events[{op.records.frame, op.records.event}] = end;
-    if (op.stream.index() != 0) continue;
+    if (op.stream.index() != 0) {
+      exchanged += end - start;
+      continue;
+    }
     if (!begun) begin = start;
     begun = true;
     out.span = end - begin;
     out.computed += end - start;
     out.forward = out.forward && (op.phase == Phase::kForward || op.phase == Phase::kInput);
   }
-  out.hides = out.span - out.computed;
+  // All of an exchange that somebody waits for may hide another one.
+  const bool waited = out.computed < out.span;
+  out.hides = waited ? max(out.span - out.computed, exchanged) : Time{};
   if (!counted.exchanges) return out;
   const Lost lost = least_loss(segment, alone, counting, sm_count);
-  if (out.hides < lost.lost) {
+  if (out.span - out.computed < lost.lost) {
     out.span = out.computed + lost.lost;
     out.hides = lost.held;
   }
@@ -141,12 +147,12 @@ Bytes passing_of(const Program& program, const std::vector<LayerTime>& layers, B
 /// hides communication at no cost counts as a kernel that is free.
 void add_kernels(const Program& program, const std::vector<Cost>& alone,
                  const std::vector<SegmentTime>& segments, Counted counted, std::int32_t microbatch,
-                 std::vector<KernelTime>& known) {
+                 std::vector<PassKernel>& known) {
   std::map<std::pair<std::int32_t, std::size_t>, double> seconds;  // by layer, by kernel
   std::vector<std::optional<std::size_t>> kernels(program.works.size());
   const auto place_of = [&known](const Cost& cost) {
     const auto same = std::find_if(known.begin(), known.end(),
-                                   [&](const KernelTime& one) { return one.cost == cost; });
+                                   [&](const PassKernel& one) { return one.cost == cost; });
     const auto place = static_cast<std::size_t>(same - known.begin());
     if (same == known.end()) known.push_back({cost, 0, 0});
     return place;
@@ -169,7 +175,7 @@ void add_kernels(const Program& program, const std::vector<Cost>& alone,
     }
   }
   for (const auto& [place, sum] : seconds) {
-    KernelTime& kernel = known[place.second];
+    PassKernel& kernel = known[place.second];
     double& most = place.first < 0 ? kernel.ends_s : kernel.layer_s;
     most = std::max(most, sum);
   }
@@ -221,6 +227,19 @@ void set_parameter_bytes(const Plan& plan, LayerTimes& out) {
 }
 
 }  // namespace
+
+void merge_kernels(std::vector<PassKernel>& kernels, const std::vector<PassKernel>& more) {
+  for (const PassKernel& one : more) {
+    const auto same = std::find_if(kernels.begin(), kernels.end(),
+                                   [&](const PassKernel& other) { return other.cost == one.cost; });
+    if (same == kernels.end()) {
+      kernels.push_back(one);
+      continue;
+    }
+    same->layer_s = std::max(same->layer_s, one.layer_s);
+    same->ends_s = std::max(same->ends_s, one.ends_s);
+  }
+}
 
 Pattern Pattern::of(const Model& model) {
   const bool listed = !model.full_attention.empty() || !model.experts.layers.empty();
@@ -299,7 +318,9 @@ Json sample_of(Json run, const Degrees& degrees, const Run& seed) {
   set_key(run, "parallel.pipeline", Json(stages));
   set_key(run, "parallel.virtual_pipeline", Json(1));
   set_key(run, "batch.micro", Json(degrees.micro));
-  set_key(run, "batch.global", Json(2 * degrees.micro * ranks / each));
+  // The first of several may write what others add to.
+  const std::int64_t microbatches = std::min<std::int64_t>(2, degrees.microbatches);
+  set_key(run, "batch.global", Json(microbatches * degrees.micro * ranks / each));
   cluster_object(run).set("accelerators", Json(ranks * stages));
   run.erase("schedule");
   return run;
@@ -314,6 +335,7 @@ Result<LayerTimes> layer_times(Run sample, Counted counted) {
     sample.plan.pipeline_layout = even_layout(sample.model, sample.plan);
   }
   const Workload workload = lower(sample.model, sample.plan);
+  const auto microbatches = static_cast<std::int32_t>(sample.plan.microbatches());
   const std::unique_ptr<CostModel> model = cost_model_of(sample, price_options(sample));
   LayerTimes few;
   for (std::size_t p = 0; p < workload.programs.size(); ++p) {
@@ -328,13 +350,15 @@ Result<LayerTimes> layer_times(Run sample, Counted counted) {
     const auto of = [&](std::int32_t microbatch) {
       return times_of(program, segments, sample.model.layers, microbatch);
     };
-    for (const std::int32_t microbatch : {0, 1}) {
-      add_kernels(program, alone, segments, counted, microbatch, few.kernels);
+    StageTimes one = of(0);
+    for (std::int32_t m = 0; m < microbatches; ++m) {
+      add_kernels(program, alone, segments, counted, m, few.kernels);
+      one = lower_of(one, of(m));
     }
-    const StageTimes one = lower_of(of(0), of(1));
     add_to(few.layers, one.layers);
     few.host_waits = few.host_waits || one.waits;
-    if (p == 0) few.passing = passing_of(program, one.layers, workload.programs.size() > 1 ? 2 : 1);
+    const bool several = workload.programs.size() > 1;
+    if (p == 0) few.passing = passing_of(program, one.layers, several ? microbatches : 1);
     (p == 0 ? few.first_forward : few.last_forward) = one.ends_forward;
     (p == 0 ? few.first_backward : few.last_backward) = one.ends_backward;
   }

@@ -35,11 +35,14 @@ struct LayerTime {
 
 /// A kernel of the compute stream, or several of one price: what they take of one microbatch alone,
 /// in seconds, at most.
-struct KernelTime {
+struct PassKernel {
   Cost cost;
   double layer_s = 0;  ///< in a layer
   double ends_s = 0;   ///< beside the layers
 };
+
+/// The most of both.
+void merge_kernels(std::vector<PassKernel>& kernels, const std::vector<PassKernel>& more);
 
 /// Least times of one microbatch.
 struct LayerTimes {
@@ -50,7 +53,7 @@ struct LayerTimes {
   Bytes passing = 0;  ///< of activations, beside what is saved, at the peak of the first stage
   /// Of a parameter: what a rank that shares nothing keeps of it.
   double weight_bytes = 0, gradient_bytes = 0, state_bytes = 0;
-  std::vector<KernelTime> kernels;  ///< all that are in it
+  std::vector<PassKernel> kernels;  ///< all that are in it
 };
 
 /// Layers before kinds repeat, and after how many they do. Where lists give the layers nothing
