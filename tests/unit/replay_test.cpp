@@ -52,6 +52,25 @@ TEST(Replay, StreamsAndEvents) {
             (Row{{0, 0, 10}, {10, 10, 15}, {10, 10, 13}, {15, 15, 17}}));
 }
 
+// A set of streams has a bit for each.
+TEST(Replay, TakesAsManyStreamsAsItSays) {
+  HandPrices prices;
+  prices.kernel("a", 10);
+  const auto of_streams = [&prices](std::int32_t count) {
+    HandProgram p("one");
+    for (std::int32_t s = 0; s < count; ++s) {
+      p.op("stream " + std::to_string(s), Opaque{"a", 0, 0, DType::kBf16}, {}, -1);
+    }
+    return replay_all(workload_of({p.build()}), prices, true);
+  };
+  // A HandProgram has a stream of its own.
+  EXPECT_TRUE(of_streams(StreamSet::kMost - 1).ok());
+  const Result<Replayed> more = of_streams(StreamSet::kMost);
+  ASSERT_FALSE(more.ok());
+  EXPECT_NE(more.error().message.find("65 streams; at most 64"), std::string::npos)
+      << more.error().message;
+}
+
 // The host issues op k at the sum of the launches up to and with it. Launch 4: short ops wait for
 // the host, long ones for their stream.
 TEST(Replay, HostIssueTimes) {
