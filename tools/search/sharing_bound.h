@@ -33,13 +33,15 @@ void sort_by_loss(std::vector<KernelsBeside>& kernels);
 /// Seconds that are lost at least when something communicates for `held_s` seconds.
 double least_loss_s(const std::vector<KernelsBeside>& kernels, double held_s);
 
-/// Of a segment: of the operations beside its compute stream 0 that must run between two
-/// of that stream's, those of the stream whose cost is highest. `alone` is by work, `takes` by op:
-/// whether its time counts.
+/// What operations of one stream cost the compute stream at least.
 struct Lost {
   Time lost;
   Time held;  ///< by those operations
 };
+
+/// Of a segment: of the operations beside its compute stream 0 that must run between two of that
+/// stream's, those of the stream whose cost is highest. `alone` is by work, `takes` by op: whether
+/// its time counts.
 Lost least_loss(const Segment& segment, const std::vector<Cost>& alone,
                 const std::vector<bool>& takes, int sm_count);
 

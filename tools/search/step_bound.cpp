@@ -143,6 +143,15 @@ Bytes passing_of(const Program& program, const std::vector<LayerTime>& layers, B
   return std::max<Bytes>(most, 0);
 }
 
+/// The place of the kernel of a price, added at the end if there is none.
+std::size_t place_of(std::vector<PassKernel>& kernels, const Cost& cost) {
+  const auto same = std::find_if(kernels.begin(), kernels.end(),
+                                 [&](const PassKernel& one) { return one.cost == cost; });
+  const auto place = static_cast<std::size_t>(same - kernels.begin());
+  if (same == kernels.end()) kernels.push_back({cost, 0, 0});
+  return place;
+}
+
 /// Adds what the kernels of a microbatch take to those that are known, the most of any layer. What
 /// hides communication at no cost counts as a kernel that is free.
 void add_kernels(const Program& program, const std::vector<Cost>& alone,
@@ -150,19 +159,12 @@ void add_kernels(const Program& program, const std::vector<Cost>& alone,
                  std::vector<PassKernel>& known) {
   std::map<std::pair<std::int32_t, std::size_t>, double> seconds;  // by layer, by kernel
   std::vector<std::optional<std::size_t>> kernels(program.works.size());
-  const auto place_of = [&known](const Cost& cost) {
-    const auto same = std::find_if(known.begin(), known.end(),
-                                   [&](const PassKernel& one) { return one.cost == cost; });
-    const auto place = static_cast<std::size_t>(same - known.begin());
-    if (same == known.end()) known.push_back({cost, 0, 0});
-    return place;
-  };
   const auto kernel_of = [&](std::size_t work) {
     std::optional<std::size_t>& kernel = kernels[work];
-    if (!kernel) kernel = place_of(alone[work]);
+    if (!kernel) kernel = place_of(known, alone[work]);
     return *kernel;
   };
-  const std::size_t free = place_of(Cost());
+  const std::size_t free = place_of(known, Cost());
   for (const Call& call : program.calls) {
     if (call.microbatch != microbatch) continue;
     const SegmentTime& of = segments[call.segment.index()];
@@ -230,14 +232,9 @@ void set_parameter_bytes(const Plan& plan, LayerTimes& out) {
 
 void merge_kernels(std::vector<PassKernel>& kernels, const std::vector<PassKernel>& more) {
   for (const PassKernel& one : more) {
-    const auto same = std::find_if(kernels.begin(), kernels.end(),
-                                   [&](const PassKernel& other) { return other.cost == one.cost; });
-    if (same == kernels.end()) {
-      kernels.push_back(one);
-      continue;
-    }
-    same->layer_s = std::max(same->layer_s, one.layer_s);
-    same->ends_s = std::max(same->ends_s, one.ends_s);
+    PassKernel& same = kernels[place_of(kernels, one.cost)];
+    same.layer_s = std::max(same.layer_s, one.layer_s);
+    same.ends_s = std::max(same.ends_s, one.ends_s);
   }
 }
 
