@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <utility>
 
 #include "models/lower.h"
 #include "models/plan/layout/plan_layout.h"
@@ -16,8 +17,8 @@ constexpr std::int64_t kPart = 64;
 constexpr std::int64_t kSmaller = 16;
 constexpr std::int64_t kFewMicrobatches = 2;
 
-/// The same with collectives of `times` as many elements, or of a part of them.
-Workload scaled(Workload workload, std::int64_t times, std::int64_t part) {
+/// Gives collectives `times` as many elements, or a part of them.
+void scale_collectives(Workload& workload, std::int64_t times, std::int64_t part) {
   for (Program& program : workload.programs) {
     for (Work& work : program.works) {
       auto* collective = std::get_if<Collective>(&work);
@@ -29,7 +30,6 @@ Workload scaled(Workload workload, std::int64_t times, std::int64_t part) {
       for (std::int64_t& run : collective->runs) scale(run);
     }
   }
-  return workload;
 }
 
 /// By stream, and by port below zero.
@@ -97,19 +97,21 @@ Result<std::vector<StageSums>> exchange_of(Run sample, std::int64_t layers,
   sample.model.layers = layers;
   plan.pipeline_layout = even_layout(sample.model, plan);
   plan.global_batch = microbatches * plan.micro_batch * plan.batch_ranks();
-  const Workload workload = lower(sample.model, plan);
-  const Workload larger = scaled(workload, kPart, 1);
-  const Workload smaller = scaled(workload, 1, kSmaller);
+  Workload workload = lower(sample.model, plan);
   const std::unique_ptr<CostModel> model = cost_model_of(sample, price_options(sample));
   const auto counts = [](const Op& op, const Work&) { return exchanges(op); };
-  std::vector<StageSums> out;
-  for (const std::size_t p : {std::size_t{0}, workload.programs.size() - 1}) {
-    FT_ASSIGN(const std::vector<Cost> as_parts, costs_alone(larger, p, *model, counts));
-    FT_ASSIGN(const std::vector<Cost> alone, costs_alone(workload, p, *model, counts));
-    FT_ASSIGN(const std::vector<Cost> in_parts, costs_alone(smaller, p, *model, counts));
-    StageSums& sums = out.emplace_back(sums_of(workload.programs[p], as_parts));
-    for (const std::vector<Cost>* costs : {&as_parts, &alone, &in_parts}) {
-      sums.hold = least_hold(workload.programs[p], *costs, sums.hold);
+  const std::array<std::size_t, 2> stages = {0, workload.programs.size() - 1};
+  std::vector<StageSums> out(stages.size());
+  // As they are; large ones, for the time of a part; small ones.
+  using Scale = std::pair<std::int64_t, std::int64_t>;
+  for (const auto& [times, part] : {Scale{1, 1}, Scale{kPart, 1}, Scale{1, kPart * kSmaller}}) {
+    scale_collectives(workload, times, part);
+    for (std::size_t i = 0; i < stages.size(); ++i) {
+      const Program& program = workload.programs[stages[i]];
+      FT_ASSIGN(const std::vector<Cost> costs, costs_alone(workload, stages[i], *model, counts));
+      const Cost hold = least_hold(program, costs, out[i].hold);
+      if (times == kPart) out[i] = sums_of(program, costs);
+      out[i].hold = hold;
     }
   }
   return out;
