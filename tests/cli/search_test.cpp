@@ -8,8 +8,8 @@
 
 #include "sim/base/rng.h"
 #include "tests/support/sanitized.h"
-#include "tools/search/case_bounds.h"
-#include "tools/search/memory_bound.h"
+#include "tools/search/bounds/case_bounds.h"
+#include "tools/search/bounds/memory_bound.h"
 #include "tools/search/robustness.h"
 #include "tools/search/search_case.h"
 
@@ -73,10 +73,12 @@ SearchOptions options_of(const SmallSpace& space) {
 }
 
 /// Every bound of a plan is below what is simulated of it.
-void expect_bounds_below(CaseBounds& bounds, std::size_t plan, const foretrain::Run& run,
-                         const Prediction& predicted) {
+void expect_bounds_below(const SearchCase& of, CaseBounds& bounds, std::size_t plan,
+                         const foretrain::Run& run, const Prediction& predicted) {
   for (const Ask ask : {Ask::kFirst, Ask::kMemory, Ask::kTime}) {
-    for (const std::size_t sample : bounds.lacking(plan, ask)) bounds.price(sample);
+    for (const std::size_t sample : bounds.lacking(plan, ask)) {
+      bounds.learn(sample, answer_of(of, bounds.request(sample)));
+    }
     EXPECT_TRUE(bounds.lacking(plan, ask).empty());
   }
   const std::string written = dump_json(run.resolved);
@@ -112,7 +114,7 @@ void expect_search_of_all(const Json& run, const SearchOptions& options) {
     const Result<Prediction> predicted = predict(one.value(), step_alone());
     ASSERT_TRUE(predicted.ok()) << predicted.error().message;
     const double seconds = predicted.value().iteration_time_s;
-    expect_bounds_below(bounds, p, one.value(), predicted.value());
+    expect_bounds_below(of, bounds, p, one.value(), predicted.value());
     bounded += bounds.seconds(p) > 0.5 * seconds ? 1 : 0;
     if (predicted.value().memory.fits && (best == 0 || seconds < best)) best = seconds;
   }
@@ -231,7 +233,7 @@ TEST_P(SearchOfLargeSpace, BoundsHoldOfDrawnPlans) {
     if (!one.ok() || !bounds.bounds(plan)) continue;
     const Result<Prediction> predicted = predict(one.value(), step_alone());
     ASSERT_TRUE(predicted.ok()) << predicted.error().message;
-    expect_bounds_below(bounds, plan, one.value(), predicted.value());
+    expect_bounds_below(of, bounds, plan, one.value(), predicted.value());
     sum += bounds.seconds(plan) / predicted.value().iteration_time_s;
     ++drawn;
   }

@@ -1,5 +1,5 @@
 // What kernels lose at least to communication beside them.
-#include "tools/search/sharing_bound.h"
+#include "tools/search/bounds/sharing_bound.h"
 
 #include <gtest/gtest.h>
 

@@ -373,7 +373,8 @@ Verb add_search(CLI::App& app, foretrain::SearchArgs& args) {
       "What the RUN states stays; what it leaves out is searched.\n"
       "Examples:\n  foretrain search run.json --out best.json\n"
       "  foretrain search run.json --free parallel.tensor --where \"memory.peak_gib <= 72\"\n"
-      "  foretrain search run.json --over recompute,offload --budget 20");
+      "  foretrain search run.json --over recompute,offload --budget 20\n"
+      "  mpirun -n 4 foretrain search run.json --budget 600   (ranks search together)");
   verb->add_option("RUN", args.run, "A RUN: a file, a shipped one's name, or its JSON")->required();
   add_sets(verb, args.sets, "Override a field, which is then stated (repeatable)");
   add_space(verb, args.request);

@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <memory>
 
 #include "sim/base/printable.h"
 #include "sim/base/stop.h"
@@ -9,6 +10,7 @@
 #include "tools/report/pages.h"
 #include "tools/report/report.h"
 #include "tools/search/search_report.h"
+#include "tools/search/team/search_team.h"
 
 namespace foretrain {
 namespace {
@@ -52,9 +54,54 @@ std::string explanation(const SearchResult& mine, const SearchResult& asked,
   return out;
 }
 
+/// The search of the RUN, and of those that --explain asks about; nothing of who only helps.
+struct Searched {
+  SearchResult result;
+  std::string explained;
+};
+
+Result<Searched> search_all(const SearchArgs& args, const SearchWatch& watch,
+                            SearchOptions& options) {
+  const std::string source = source_of_run(args.run);
+  FT_ASSIGN(Json run, read_run(args.run, args.sets));
+  FT_ASSIGN(SearchRequest section, take_section(run, source));
+  SearchTeam* const team = options.team;
+  FT_ASSIGN(options, options_of(merged(std::move(section), args.request)));
+  options.team = team;
+  options.threads = static_cast<std::size_t>(args.threads);
+  if (!args.profile.empty()) {
+    options.profile = [&args](Run& of) { return use_profile(of, args.profile, "--profile"); };
+  }
+  Searched out;
+  FT_ASSIGN(out.result, search_plans(run, source, options, watch));
+  for (const std::string& set : args.explain) {
+    std::vector<std::string> sets = args.sets;
+    sets.push_back(set);
+    FT_ASSIGN(Json asked, read_run(args.run, sets));
+    asked.erase("search");
+    SearchOptions narrowed = options;
+    narrowed.state.clear();
+    narrowed.space.fixed.push_back(set.substr(0, set.find('=')));
+    FT_ASSIGN(const SearchResult other, search_plans(asked, source, narrowed, watch));
+    out.explained += explanation(out.result, other, set);
+  }
+  return out;
+}
+
 }  // namespace
 
 Status search(const SearchArgs& args) {
+  SearchOptions options;
+  std::unique_ptr<SearchTeam> team;
+  if (args.caller == nullptr) {
+    FT_ASSIGN(team, SearchTeam::join(static_cast<std::size_t>(args.threads)));
+    options.team = team.get();
+    note_interrupts();
+  }
+  if (team != nullptr && !team->leads()) {
+    (void)search_all(args, {}, options);  // what is wrong the leader says
+    return ok_status();
+  }
   const std::vector<Output> outputs = {{"--json", args.json},
                                        {"--csv", args.csv},
                                        {"--out", args.out},
@@ -64,34 +111,14 @@ Status search(const SearchArgs& args) {
   if (args.request.resume == "-") {
     return input_error("--resume -: a search is kept in a file; name one");
   }
-  const std::string source = source_of_run(args.run);
-  FT_ASSIGN(Json run, read_run(args.run, args.sets));
-  FT_ASSIGN(SearchRequest section, take_section(run, source));
-  FT_ASSIGN(SearchOptions options, options_of(merged(std::move(section), args.request)));
-  options.threads = static_cast<std::size_t>(args.threads);
-  if (!args.profile.empty()) {
-    options.profile = [&args](Run& of) { return use_profile(of, args.profile, "--profile"); };
-  }
-  if (args.caller == nullptr) note_interrupts();
   const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
-  FT_ASSIGN(const SearchResult result, search_plans(run, source, options, watch_of(progress)));
-  std::string explained;
-  for (const std::string& set : args.explain) {
-    FT_ASSIGN(const Json asked, read_run(args.run, [&] {
-                std::vector<std::string> sets = args.sets;
-                sets.push_back(set);
-                return sets;
-              }()));
-    Json without = asked;
-    without.erase("search");
-    SearchOptions narrowed = options;
-    narrowed.state.clear();
-    narrowed.space.fixed.push_back(set.substr(0, set.find('=')));
-    FT_ASSIGN(const SearchResult other,
-              search_plans(without, source, narrowed, watch_of(progress)));
-    explained += explanation(result, other, set);
-  }
+  FT_ASSIGN(const Searched searched, search_all(args, watch_of(progress), options));
+  const auto& [result, explained] = searched;
   if (progress) std::fprintf(stderr, "\r\033[K");
+  if (!result.state_fault.empty()) warn("--resume: " + result.state_fault);
+  if (!result.team_fault.empty()) {
+    warn("other ranks help no more: " + result.team_fault + "; this one searched on");
+  }
   if (!args.report.empty()) {
     FT_TRY(write_output(args.report, search_page(search_json(result, options))));
   }
@@ -106,7 +133,7 @@ Status search(const SearchArgs& args) {
     FT_TRY(print(false, search_text(result, options, kShown) + explained));
   }
   if (!result.plans.empty() || result.interrupted) return ok_status();
-  return Error{source + ": no plan was found that fits" +
+  return Error{source_of_run(args.run) + ": no plan was found that fits" +
                    (result.certificate.complete ? "" : " in --budget seconds"),
                ErrorKind::kCondition};
 }

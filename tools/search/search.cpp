@@ -2,29 +2,26 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
 #include <queue>
 #include <set>
-#include <thread>
 #include <tuple>
 
 #include "models/plan/keys/keys.h"
 #include "sim/base/stop.h"
-#include "sim/base/threads.h"
-#include "tools/search/case_bounds.h"
-#include "tools/search/memory_bound.h"
-#include "tools/search/robustness.h"
+#include "tools/search/bounds/case_bounds.h"
+#include "tools/search/evaluator.h"
 #include "tools/search/search_case.h"
 #include "tools/search/search_state.h"
-#include "tools/search/stage_tuning.h"
+#include "tools/search/team/crew.h"
 
 namespace foretrain {
 namespace {
 
-/// What a round does before the clock is looked at: simulations, samples that are priced.
+/// What a round does before the clock is looked at, by process: simulations, samples that are
+/// priced.
 constexpr std::size_t kRoundSimulations = 8, kRoundSamples = 64;
 
 /// What is known of a plan, and so what is asked next.
@@ -42,143 +39,6 @@ struct Item {
     return {estimate, of_case, plan};
   }
   bool operator<(const Item& other) const { return order() > other.order(); }  // lowest first
-};
-
-/// The first words of a refusal: without the file's name and what is said after the rule.
-std::string reason_of(const Error& error, const std::string& source) {
-  std::string out = error.message;
-  if (out.starts_with(source + ": ")) out.erase(0, source.size() + 2);
-  return out;
-}
-
-/// Values of conditions: keys of a plan, and results once there are some.
-class PlanValues {
- public:
-  PlanValues(const Run& run, const FoundPlan* found) : x_run(run) {
-    x_known["parallel.data"] = Json(run.plan.batch_ranks());
-    x_known["batch.microbatches"] = Json(run.plan.microbatches());
-    x_known["cluster.accelerators"] = Json(run.cluster.accelerators);
-    if (found == nullptr) return;
-    x_known["iteration_time_s"] = Json(found->iteration_time_s);
-    x_known["tokens_per_s"] = Json(found->tokens_per_s);
-    x_known["mfu"] = Json(found->mfu);
-    x_known["cost"] = Json(found->cost);
-    x_known["memory.peak_gib"] = Json(found->memory.peak_gib);
-    x_known["memory.reserved_gib"] = Json(found->memory.reserved_gib);
-    x_known["memory.host_gib"] = Json(found->memory.host_gib);
-  }
-  const Json* operator()(const std::string& name) const {
-    const auto known = x_known.find(name);
-    return known != x_known.end() ? &known->second : value_of_key(x_run.resolved, name);
-  }
-
- private:
-  const Run& x_run;
-  std::map<std::string, Json> x_known;
-};
-
-constexpr const char* kResults[] = {"parallel.data",
-                                    "batch.microbatches",
-                                    "cluster.accelerators",
-                                    "iteration_time_s",
-                                    "tokens_per_s",
-                                    "mfu",
-                                    "cost",
-                                    "memory.peak_gib",
-                                    "memory.reserved_gib",
-                                    "memory.host_gib"};
-
-/// Looks at single plans.
-class Evaluator {
- public:
-  Evaluator(const std::vector<SearchCase>& cases, std::vector<Condition> conditions)
-      : x_cases(cases), x_conditions(std::move(conditions)) {}
-
-  Outcome look_at(const Item& item) const {
-    if (stop_asked()) return {};
-    const SearchCase& of = x_cases[item.of_case];
-    const Point point = of.space.at(item.plan);
-    const Result<Run> run = of.resolve(of.space.run_of(point));
-    Outcome out;
-    if (!run.ok()) {
-      out.fate = Fate::kRefused;
-      out.reason = reason_of(run.error(), of.seed.source);
-      return out;
-    }
-    if (excludes(run.value(), nullptr)) {
-      out.fate = Fate::kExcluded;
-      return out;
-    }
-    out.least_gib = least_memory_gib(run.value());
-    if (out.least_gib > run.value().cluster.device.memory_gib) {
-      out.fate = Fate::kTooLarge;
-      return out;
-    }
-    out = simulate(of, run.value(), false);
-    if (out.found) describe_plan(of, point, *out.found);
-    return out;
-  }
-
-  static void describe_plan(const SearchCase& of, Point point, FoundPlan& plan) {
-    plan.run = of.space.run_of(point);
-    plan.changes = of.space.changes(point);
-  }
-
-  /// `any`: also what does not fit, with its memory alone.
-  Outcome simulate(const SearchCase& of, const Run& run, bool any) const {
-    Outcome out;
-    PredictOptions options;
-    options.verify = options.sensitivity = false;
-    options.step_alone = true;
-    options.most_memory = any ? 0 : 1;
-    const Result<Prediction> prediction = predict(run, options);
-    if (!prediction.ok()) {
-      out.fate = Fate::kRefused;
-      out.reason = reason_of(prediction.error(), of.seed.source);
-      return out;
-    }
-    FoundPlan found = found_plan(of, prediction.value().iteration_time_s);
-    found.tokens_per_s = prediction.value().tokens_per_s;
-    found.mfu = prediction.value().mfu;
-    found.memory = prediction.value().memory;
-    out.least_gib = found.memory.peak_gib;
-    out.fate = Fate::kTooLarge;
-    if (any || found.memory.within(1)) {
-      const bool excluded = !any && excludes(run, &found);
-      out.fate = excluded ? Fate::kExcluded : Fate::kSimulated;
-      out.found = std::move(found);
-    }
-    return out;
-  }
-
-  /// The plan with what its prices' deviations add.
-  UnsurePlan unsure(const SearchCase& of, const FoundPlan& plan) const {
-    UnsurePlan out;
-    out.objective = plan.objective;
-    PredictOptions options;
-    options.verify = options.sensitivity = false;
-    const Result<Run> run = of.resolve(plan.run);
-    if (!run.ok()) return out;
-    const Result<Prediction> prediction = predict(run.value(), options);
-    if (!prediction.ok()) return out;
-    const Prediction& known = prediction.value();
-    out.by_part = known.interval.by_part;
-    for (std::size_t part = 0; part < out.shares.size(); ++part) {
-      out.shares[part] = known.breakdown[part].seconds() / known.iteration_time_s;
-    }
-    return out;
-  }
-
-  bool excludes(const Run& run, const FoundPlan* found) const {
-    const PlanValues values(run, found);
-    return std::any_of(x_conditions.begin(), x_conditions.end(), [&](const Condition& one) {
-      return one.holds(std::cref(values)) == std::optional(false);
-    });
-  }
-
- private:
-  const std::vector<SearchCase>& x_cases;
-  std::vector<Condition> x_conditions;
 };
 
 /// How much more than their bounds plans take that are alike in what bounds leave out: time and
@@ -243,39 +103,60 @@ class Excess {
 };
 
 /// Why plans failed, and those that lack least memory.
-struct Failures {
-  std::map<std::string, std::int64_t> reasons;
-  std::vector<std::pair<double, Item>> large;
-};
+class Failures {
+ public:
+  void note_reason(const std::string& reason) { ++x_reasons[reason]; }
+  /// Of a plan that takes so much at least.
+  void note_large(const Item& item, double least_gib) {
+    x_large.emplace_back(least_gib, item);
+    if (x_large.size() >= 2 * kKept) keep_least();
+  }
+  /// The few that lack least.
+  std::vector<Item> least_large() {
+    keep_least();
+    std::vector<Item> out;
+    for (const auto& [least, item] : x_large) out.push_back(item);
+    return out;
+  }
+  /// The commonest first.
+  std::vector<std::string> reasons() const {
+    constexpr std::size_t kShown = 5;
+    std::vector<std::pair<std::int64_t, std::string>> order;
+    for (const auto& [reason, count] : x_reasons) order.emplace_back(-count, reason);
+    std::sort(order.begin(), order.end());
+    std::vector<std::string> out;
+    for (std::size_t i = 0; i < std::min(kShown, order.size()); ++i) out.push_back(order[i].second);
+    return out;
+  }
 
-const SearchCase& case_of_plan(const std::vector<SearchCase>& cases, const FoundPlan& plan) {
-  return *std::find_if(cases.begin(), cases.end(), [&plan](const SearchCase& one) {
-    return one.cluster == plan.cluster && one.seed.cluster.accelerators == plan.accelerators;
-  });
-}
+ private:
+  static constexpr std::size_t kKept = 8;
+  void keep_least() {
+    std::sort(x_large.begin(), x_large.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.first, a.second.order()) < std::pair(b.first, b.second.order());
+    });
+    x_large.resize(std::min(kKept, x_large.size()));
+  }
+
+  std::map<std::string, std::int64_t> x_reasons;
+  std::vector<std::pair<double, Item>> x_large;
+};
 
 /// Of the search's wall time: what simulations took, and what is left.
 class Clock {
  public:
-  Clock(double budget_s, std::size_t threads)
-      : x_budget_s(budget_s),
-        x_threads(threads > 0 ? threads : std::max(1U, std::thread::hardware_concurrency())) {}
+  Clock(double budget_s, std::size_t threads) : x_budget_s(budget_s), x_threads(threads) {}
 
   double seconds() const { return since(x_begin); }
-  /// Calls `simulate` and learns how long that takes.
-  template <typename Simulate>
-  auto timed(const Simulate& simulate) {
-    const auto begin = std::chrono::steady_clock::now();
-    auto out = simulate();
-    x_simulated_us += static_cast<std::int64_t>(1e6 * since(begin));
+  /// A simulation took so long.
+  void learn(double simulation_s) {
+    x_simulated_s += simulation_s;
     ++x_simulations;
-    return out;
   }
   /// How many simulations, each `times` as long as the mean, end before so large a share of the
   /// budget is spent: at most `most`.
   std::size_t room_for(std::size_t most, double share, double times = 1) const {
-    const double each = times * 1e-6 * static_cast<double>(x_simulated_us) /
-                        std::max(1.0, static_cast<double>(x_simulations));
+    const double each = times * x_simulated_s / std::max(1.0, x_simulations);
     const double left = share * x_budget_s - seconds();
     const double room = each > 0 ? left * static_cast<double>(x_threads) / each : kNoLimit;
     return room < static_cast<double>(most) ? static_cast<std::size_t>(std::max(0.0, room)) : most;
@@ -290,135 +171,21 @@ class Clock {
   double x_budget_s;
   std::size_t x_threads;
   Instant x_begin = std::chrono::steady_clock::now();
-  std::atomic<std::int64_t> x_simulated_us = 0, x_simulations = 0;
-};
-
-/// Counts how often each of the best plans wins when predictions are off, of as many as `most`.
-void count_wins(const std::vector<SearchCase>& cases, const Evaluator& evaluator,
-                std::size_t threads, std::size_t most, SearchResult& result) {
-  constexpr std::size_t kDraws = 2000;
-  const std::size_t count = std::min(most, result.plans.size());
-  if (count == 0 || (count == 1 && result.plans.size() > 1)) return;
-  std::vector<UnsurePlan> plans(count);
-  const auto ask = [&](std::size_t i) {
-    const FoundPlan& plan = result.plans[i];
-    plans[i] = evaluator.unsure(case_of_plan(cases, plan), plan);
-  };
-  in_parallel(count, ask, threads);
-  if (stop_asked()) return;
-  const std::vector<double> wins = shares_of_wins(
-      plans, plans_deviation(case_of_plan(cases, result.plans.front()).seed.cluster), kDraws);
-  for (std::size_t i = 0; i < count; ++i) result.plans[i].wins = wins[i];
-  result.draws = kDraws;
-  result.drawn_plans = static_cast<std::int64_t>(count);
-}
-
-/// Makes more of plans that were found: stages of their own.
-class PlanTuner {
- public:
-  PlanTuner(const std::vector<SearchCase>& cases, const SpaceOptions& options,
-            const Evaluator& evaluator, std::function<bool()> may_go_on)
-      : x_cases(cases),
-        x_options(options),
-        x_evaluator(evaluator),
-        x_may_go_on(std::move(may_go_on)) {}
-
-  /// The plan with one chunk a stage, and with everything computed again where that is searched:
-  /// its stages find what they need.
-  std::optional<FoundPlan> with_one_chunk(const FoundPlan& plan) const {
-    const char* const key = "parallel.virtual_pipeline";
-    const Json* chunks = value_of_key(plan.run, key);
-    if (chunks == nullptr || *chunks == Json(1) || !tries(plan, key, Json(1))) return {};
-    std::vector<std::pair<std::string, Json>> changes = {{key, Json(1)}};
-    if (tries(plan, "recompute", Json("full"))) changes.emplace_back("recompute", Json("full"));
-    return changed(plan, changes);
-  }
-
-  /// The best that is found of the plan's stages; nothing where the plan itself is as good.
-  std::optional<FoundPlan> tuned_plan(const FoundPlan& plan) const {
-    const Result<Run> even = case_of(plan).resolve(plan.run);
-    if (!even.ok()) return {};
-    std::optional<FoundPlan> best;
-    const auto ask = [&](const Json& stages) -> std::optional<double> {
-      std::optional<FoundPlan> one = changed(plan, {{kStagesKey, stages}});
-      if (!one) return {};
-      const double objective = one->objective;
-      if (!best || objective < best->objective) best = std::move(one);
-      return objective;
-    };
-    tune_stages(even.value(), plan.memory, plan.objective, keys_of(plan), {ask, x_may_go_on});
-    if (best && best->objective >= plan.objective) best.reset();
-    return best;
-  }
-
- private:
-  const SearchCase& case_of(const FoundPlan& plan) const { return case_of_plan(x_cases, plan); }
-  /// The plan with `changes` more, if it fits and nothing excludes it.
-  std::optional<FoundPlan> changed(const FoundPlan& plan,
-                                   const std::vector<std::pair<std::string, Json>>& changes) const {
-    if (!x_may_go_on()) return {};
-    const SearchCase& of = case_of(plan);
-    FoundPlan out = plan;
-    for (const auto& [key, value] : changes) {
-      set_key(out.run, key, value);
-      std::erase_if(out.changes, [&key = key](const auto& one) { return one.first == key; });
-      out.changes.emplace_back(key, value);
-    }
-    const Result<Run> run = of.resolve(out.run);
-    if (!run.ok()) return {};
-    Outcome outcome = x_evaluator.simulate(of, run.value(), false);
-    if (outcome.fate != Fate::kSimulated) return {};
-    outcome.found->run = std::move(out.run);
-    outcome.found->changes = std::move(out.changes);
-    return std::move(outcome.found);
-  }
-
-  /// Whether the search tries this value of a key. It tries no other value of a key that the RUN
-  /// states, that is fixed, or whose range lacks the value.
-  bool tries(const FoundPlan& plan, const std::string& key, const Json& value) const {
-    for (const Dimension& one : case_of(plan).space.dimensions()) {
-      if (one.key != key) continue;
-      return std::find(one.values.begin(), one.values.end(), value) != one.values.end();
-    }
-    return false;
-  }
-
-  /// What is searched, and with `pipeline_stages` freed by name all that is not fixed.
-  TunedKeys keys_of(const FoundPlan& plan) const {
-    const bool named = names_stages(x_options);
-    const auto may = [&](const std::string& key) {
-      const auto& fixed = x_options.fixed;
-      if (std::find(fixed.begin(), fixed.end(), key) != fixed.end()) return false;
-      const std::vector<Dimension>& all = case_of(plan).space.dimensions();
-      return named || std::any_of(all.begin(), all.end(),
-                                  [&key](const Dimension& one) { return one.key == key; });
-    };
-    TunedKeys out;
-    out.recompute = may("recompute");
-    out.adds_recompute = out.recompute && (named || tries(plan, "recompute", Json("full")));
-    out.activations = may("offload.activation_layers");
-    out.states = may("offload.optimizer");
-    out.layers = named && may("parallel.pipeline_layout");
-    return out;
-  }
-
-  const std::vector<SearchCase>& x_cases;
-  const SpaceOptions& x_options;
-  const Evaluator& x_evaluator;
-  std::function<bool()> x_may_go_on;
+  double x_simulated_s = 0, x_simulations = 0;
 };
 
 class Searcher {
  public:
-  Searcher(const std::vector<SearchCase>& cases, const Evaluator& evaluator, SearchState& state,
-           const SearchOptions& options, const SearchWatch& watch)
+  Searcher(const std::vector<SearchCase>& cases, const Evaluator& evaluator, const Crew& crew,
+           SearchState& state, const SearchOptions& options, const SearchWatch& watch)
       : x_cases(cases),
         x_evaluator(evaluator),
+        x_crew(crew),
         x_state(state),
         x_options(options),
         x_watch(watch),
         x_excess(cases),
-        x_clock(options.budget_s, options.threads) {}
+        x_clock(options.budget_s, crew.threads()) {}
 
   SearchResult run() && {
     look_at_own();
@@ -489,11 +256,12 @@ class Searcher {
     }
     const std::vector<Wanted> all(wanted.begin(), wanted.end());
     const double until = seconds() + kShareOfBudget * (x_options.budget_s - seconds());
-    for (std::size_t first = 0; first < all.size(); first += kRoundSamples) {
+    const std::size_t at_once = kRoundSamples * x_crew.ranks();
+    for (std::size_t first = 0; first < all.size(); first += at_once) {
       if (!may_go_on() || seconds() > until) break;
       const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
       const auto left = static_cast<std::size_t>(all.end() - begin);
-      run_jobs({begin, begin + static_cast<std::ptrdiff_t>(std::min(kRoundSamples, left))}, {});
+      run_jobs({begin, begin + static_cast<std::ptrdiff_t>(std::min(at_once, left))}, {});
     }
     for (std::size_t p = 0; p < plans; ++p) {
       Item item;
@@ -512,27 +280,45 @@ class Searcher {
 
   /// Prices samples and simulates plans, on all threads.
   void run_jobs(const std::vector<Wanted>& samples, const std::vector<Item>& plans) {
-    std::vector<Outcome> outcomes(plans.size());
-    const auto work = [&](std::size_t i) {
-      if (i < plans.size()) {  // these take longer
-        std::optional<Outcome> known = x_state.find(plans[i].of_case, plans[i].plan);
-        const auto look = [&] { return x_evaluator.look_at(plans[i]); };
-        outcomes[i] = known ? std::move(*known) : x_clock.timed(look);
-        return;
-      }
-      const auto& [c, sample] = samples[i - plans.size()];
-      x_bounds[c]->price(sample);
-    };
-    in_parallel(plans.size() + samples.size(), work, x_options.threads);
-    if (stop_asked()) {  // what stopped halfway says nothing of its plan
+    std::vector<std::optional<Outcome>> outcomes;
+    std::vector<Question> questions;  // plans first: these take longer
+    for (const Item& item : plans) {
+      outcomes.push_back(x_state.find(item.of_case, item.plan));
+      if (!outcomes.back()) questions.emplace_back(PlanQuestion{item.of_case, item.plan});
+    }
+    const std::size_t asked = questions.size();
+    for (const auto& [c, sample] : samples) {
+      questions.emplace_back(SampleQuestion{c, x_bounds[c]->request(sample)});
+    }
+    std::vector<Answer> answers = x_crew.answers(questions);
+    if (!take_stop(answers)) {
       for (const Item& item : plans) x_next.ready.push(item);
       return;
     }
-    x_out.bounds += static_cast<std::int64_t>(samples.size());
-    for (std::size_t i = 0; i < plans.size(); ++i) {
-      x_state.add(plans[i].of_case, plans[i].plan, outcomes[i]);
-      note(plans[i], std::move(outcomes[i]));
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      const auto& [c, sample] = samples[i];
+      x_bounds[c]->learn(sample, std::move(std::get<SampleAnswer>(answers[asked + i])));
     }
+    x_out.bounds += static_cast<std::int64_t>(samples.size());
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      if (!outcomes[i]) {
+        outcomes[i] = std::move(std::get<Outcome>(answers[next++]));
+        x_clock.learn(outcomes[i]->seconds);
+      }
+      x_state.add(plans[i].of_case, plans[i].plan, *outcomes[i]);
+      note(plans[i], std::move(*outcomes[i]));
+    }
+  }
+
+  /// Whether all has been answered; else someone was told to stop, and the search ends.
+  bool take_stop(const std::vector<Answer>& answers) {
+    const bool stopped =
+        stop_asked() || std::any_of(answers.begin(), answers.end(), [](const Answer& one) {
+          return std::holds_alternative<std::monostate>(one);
+        });
+    x_out.interrupted = x_out.interrupted || stopped;
+    return !stopped;
   }
 
   /// Plans in the order of their estimates: more is asked of some, others are simulated. Where what
@@ -545,7 +331,8 @@ class Searcher {
         x_next.open.top().estimate * x_excess.of_all() < x_next.ready.top().estimate;
     x_next.asks_alone = promises && !x_next.asks_alone;
     // The last rounds are as short as what is left.
-    const std::size_t most = std::max<std::size_t>(1, x_clock.room_for(kRoundSimulations, share()));
+    const std::size_t most =
+        std::max<std::size_t>(1, x_clock.room_for(kRoundSimulations * x_crew.ranks(), share()));
     while (!x_next.asks_alone && plans.size() < most && !x_next.ready.empty()) {
       Item item = x_next.ready.top();
       x_next.ready.pop();
@@ -571,7 +358,7 @@ class Searcher {
     constexpr std::size_t kMostAsked = 100'000;
     std::vector<Item> waiting;
     for (std::size_t asked = 0; asked < kMostAsked && !x_next.open.empty(); ++asked) {
-      if (x_next.wanted.size() >= kRoundSamples) break;
+      if (x_next.wanted.size() >= kRoundSamples * x_crew.ranks()) break;
       const Item item = x_next.open.top();
       x_next.open.pop();
       if (item.bound >= best()) {
@@ -601,7 +388,7 @@ class Searcher {
     item.least_gib = bounds.least_gib(item.plan);
     if (item.least_gib > x_cases[item.of_case].seed.cluster.device.memory_gib) {
       ++x_out.certificate.too_large;
-      note_large(item, item.least_gib);
+      x_failures.note_large(item, item.least_gib);
       return true;
     }
     item.known = Known::kFits;
@@ -614,7 +401,7 @@ class Searcher {
     switch (outcome.fate) {
       case Fate::kRefused:
         ++c.refused;
-        ++x_failures.reasons[outcome.reason];
+        x_failures.note_reason(outcome.reason);
         break;
       case Fate::kExcluded:
         ++c.excluded;
@@ -622,7 +409,7 @@ class Searcher {
       case Fate::kTooLarge:
         ++c.too_large;
         x_excess.learn_memory(item, outcome.least_gib);
-        note_large(item, outcome.least_gib);
+        x_failures.note_large(item, outcome.least_gib);
         break;
       case Fate::kSimulated:
         ++c.simulated;
@@ -639,25 +426,10 @@ class Searcher {
     return std::pair(a.objective, a.changes.size()) < std::pair(b.objective, b.changes.size());
   }
 
-  /// Keeps the few that lack least memory, for what is said where nothing fits.
-  void note_large(const Item& item, double least_gib) {
-    constexpr std::size_t kKept = 8;
-    x_failures.large.emplace_back(least_gib, item);
-    if (x_failures.large.size() < 2 * kKept) return;
-    sort_large();
-    x_failures.large.resize(kKept);
-  }
-  void sort_large() {
-    std::sort(x_failures.large.begin(), x_failures.large.end(), [](const auto& a, const auto& b) {
-      return std::pair(a.first, a.second.order()) < std::pair(b.first, b.second.order());
-    });
-  }
-
   /// The plans that lack least memory, with what they take.
   std::vector<FoundPlan> nearest_plans() {
-    sort_large();
     std::vector<FoundPlan> out;
-    for (const auto& [least, item] : x_failures.large) {
+    for (const Item& item : x_failures.least_large()) {
       if (!out.empty() && seconds() > x_options.budget_s) break;
       const SearchCase& of = x_cases[item.of_case];
       const Point point = of.space.at(item.plan);
@@ -665,7 +437,7 @@ class Searcher {
       if (!run.ok()) continue;
       Outcome one = x_evaluator.simulate(of, run.value(), true);
       if (!one.found) continue;
-      Evaluator::describe_plan(of, point, *one.found);
+      describe_plan(of, point, *one.found);
       out.push_back(std::move(*one.found));
     }
     return out;
@@ -675,28 +447,25 @@ class Searcher {
   /// what it needs. They stand beside the plans that the certificate counts.
   void tune_best() {
     constexpr std::size_t kTuned = 8;
-    const PlanTuner tuner(x_cases, x_options.space, x_evaluator, [this] {
-      constexpr double kSpent = 0.9;
-      return !stop_asked() && seconds() < kSpent * x_options.budget_s;
-    });
-    std::vector<FoundPlan> starts;
+    constexpr double kSpent = 0.9;
+    const double left = kSpent * x_options.budget_s - seconds();
+    std::vector<Question> questions;
     for (std::size_t i = 0; i < std::min(kTuned, x_out.plans.size()); ++i) {
-      starts.push_back(x_out.plans[i]);
-      if (std::optional<FoundPlan> one = tuner.with_one_chunk(x_out.plans[i])) {
-        starts.push_back(std::move(*one));
+      for (const bool one_chunk : {false, true}) {
+        questions.emplace_back(TuneQuestion{x_out.plans[i], one_chunk, left});
       }
     }
     // What lacks least memory may fit when each stage does what it needs.
     if (x_out.plans.size() < kTuned && seconds() < x_options.budget_s) {
       for (FoundPlan& one : nearest_plans()) {
         one.objective = kNoLimit;
-        starts.push_back(std::move(one));
+        questions.emplace_back(TuneQuestion{std::move(one), false, left});
       }
     }
-    std::vector<std::optional<FoundPlan>> tuned(starts.size());
-    const auto tune = [&](std::size_t i) { tuned[i] = tuner.tuned_plan(starts[i]); };
-    in_parallel(starts.size(), tune, x_options.threads);
-    for (std::optional<FoundPlan>& plan : tuned) {
+    std::vector<Answer> answers = x_crew.answers(questions);
+    for (Answer& answer : answers) {
+      if (std::holds_alternative<std::monostate>(answer)) continue;
+      std::optional<FoundPlan>& plan = std::get<TunedPlan>(answer).best;
       // Recomputation that every stage overrides makes no other plan.
       const auto same = [&plan](const FoundPlan& one) {
         const Json* stages = one.run.find(kStagesKey);
@@ -706,6 +475,24 @@ class Searcher {
       if (!plan || std::any_of(x_out.plans.begin(), x_out.plans.end(), same)) continue;
       x_out.plans.push_back(std::move(*plan));
     }
+  }
+
+  /// Counts how often each of the best plans wins when predictions are off, of as many as `most`.
+  void count_wins(std::size_t most) {
+    constexpr std::size_t kDraws = 2000;
+    const std::size_t count = std::min(most, x_out.plans.size());
+    if (count == 0 || (count == 1 && x_out.plans.size() > 1)) return;
+    std::vector<Question> questions;
+    for (std::size_t i = 0; i < count; ++i) questions.emplace_back(UnsureQuestion{x_out.plans[i]});
+    const std::vector<Answer> answers = x_crew.answers(questions);
+    if (!take_stop(answers)) return;
+    std::vector<UnsurePlan> plans;
+    for (const Answer& answer : answers) plans.push_back(std::get<UnsurePlan>(answer));
+    const Cluster& cluster = x_evaluator.case_of(x_out.plans.front()).seed.cluster;
+    const std::vector<double> wins = shares_of_wins(plans, plans_deviation(cluster), kDraws);
+    for (std::size_t i = 0; i < count; ++i) x_out.plans[i].wins = wins[i];
+    x_out.draws = kDraws;
+    x_out.drawn_plans = static_cast<std::int64_t>(count);
   }
 
   void finish() {
@@ -733,19 +520,15 @@ class Searcher {
     // With what each part of a step takes a plan costs as much again.
     constexpr std::size_t kCompared = 10;
     const std::size_t most = x_clock.room_for(kCompared, 1, 2);
-    if (!x_out.interrupted) count_wins(x_cases, x_evaluator, x_options.threads, most, x_out);
-    std::vector<std::pair<std::int64_t, std::string>> reasons;
-    for (const auto& [reason, count] : x_failures.reasons) reasons.emplace_back(-count, reason);
-    std::sort(reasons.begin(), reasons.end());
-    constexpr std::size_t kShown = 5;
-    for (std::size_t i = 0; i < std::min(kShown, reasons.size()); ++i) {
-      x_out.reasons.push_back(reasons[i].second);
-    }
+    if (!x_out.interrupted) count_wins(most);
+    x_out.team_fault = x_crew.fault();
+    x_out.reasons = x_failures.reasons();
     x_out.wall_s = seconds();
   }
 
   const std::vector<SearchCase>& x_cases;
   const Evaluator& x_evaluator;
+  const Crew& x_crew;
   SearchState& x_state;
   const SearchOptions& x_options;
   const SearchWatch& x_watch;
@@ -766,7 +549,7 @@ class Searcher {
 }  // namespace
 
 std::vector<std::string> condition_names() {
-  std::vector<std::string> out(std::begin(kResults), std::end(kResults));
+  std::vector<std::string> out = result_names();
   for (const PlanKey& key : all_run_keys()) out.push_back(key.path());
   return out;
 }
@@ -797,9 +580,19 @@ Result<SearchResult> search_plans(const Json& run, const std::string& source,
   }
   FT_ASSIGN(const std::vector<SearchCase> cases, search_cases(run, source, options));
   const Evaluator evaluator(cases, std::move(conditions));
+  const Answerer answerer(cases, evaluator, options.space);
+  if (options.team != nullptr) {
+    FT_TRY(options.team->agree(question_of(cases, options)));
+    if (!options.team->leads()) {
+      FT_TRY(options.team->help(
+          [&](const std::string& asked) { return answerer.answer_packed(asked); }));
+      return SearchResult();
+    }
+  }
+  const Crew crew(answerer, options.team, options.threads);
   FT_ASSIGN(SearchState state, SearchState::open(options.state, cases, options));
   FT_TRY(state.save());
-  return Searcher(cases, evaluator, state, options, watch).run();
+  return Searcher(cases, evaluator, crew, state, options, watch).run();
 }
 
 }  // namespace foretrain

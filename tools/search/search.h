@@ -6,7 +6,9 @@
 // bounds are stretched by what plans like them were found to take beyond theirs. The search ends
 // when no bound is below the best plan: nothing that is left can be better. Plans are taken in
 // rounds of a fixed size, whatever the number of threads, so the answer is the same for any; where
-// time ends the search before the proof, the answer depends on how far it came.
+// time ends the search before the proof, the answer depends on how far it came. A team of several
+// processes (team/search_team.h) takes larger rounds: the best plan and the proof are the same, but
+// other plans that cannot be better may have been simulated on the way.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +23,8 @@
 #include "tools/search/space.h"
 
 namespace foretrain {
+
+class SearchTeam;
 
 enum class Objective : std::uint8_t { kTime, kCost, kEnergy, kDays };
 inline const std::vector<std::string> kObjectiveNames = {"time", "cost", "energy", "days"};
@@ -39,9 +43,10 @@ struct SearchOptions {
   std::vector<std::int64_t> accelerators;  ///< in place of the RUN's
   std::vector<ClusterPrice> prices;
   double budget_s = 60;
-  std::size_t threads = 0;  ///< 0: as many as there are cores
-  ChoosePrices profile;     ///< in place of what the RUN says
-  std::string state;        ///< a file of what was looked at (search_state.h); "": none
+  std::size_t threads = 0;     ///< 0: as many as there are cores
+  ChoosePrices profile;        ///< in place of what the RUN says
+  std::string state;           ///< a file of what was looked at (search_state.h); "": none
+  SearchTeam* team = nullptr;  ///< processes that search together; null: this one alone
 };
 
 /// A plan that was simulated.
@@ -89,13 +94,15 @@ struct SearchResult {
   std::int64_t bounds = 0;  ///< samples that bounds were made of
   bool interrupted = false;
   std::string state_fault;  ///< why the file of `SearchOptions::state` could not be written
+  std::string team_fault;   ///< why other processes helped no more
   double wall_s = 0;
 };
 
 /// Asked between rounds with what is known; whether to go on.
 using SearchWatch = std::function<bool(const SearchProgress&)>;
 
-/// `run` is a RUN as it is written; `source` names it in messages.
+/// `run` is a RUN as it is written; `source` names it in messages. In a team the leader has the
+/// result, that of the others is empty.
 Result<SearchResult> search_plans(const Json& run, const std::string& source,
                                   const SearchOptions& options, const SearchWatch& watch);
 

@@ -12,7 +12,8 @@ namespace {
 const char* const kSchema = "foretrain/search-state/1";
 const std::vector<std::string> kFates = {"refused", "excluded", "too-large", "simulated"};
 
-/// A number for all that an answer depends on.
+}  // namespace
+
 std::string question_of(const std::vector<SearchCase>& cases, const SearchOptions& options) {
   std::uint64_t hash = 0;
   const auto add = [&hash](const std::string& text) {
@@ -46,8 +47,6 @@ std::string question_of(const std::vector<SearchCase>& cases, const SearchOption
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
   return text;
 }
-
-}  // namespace
 
 FoundPlan found_plan(const SearchCase& of, double iteration_time_s) {
   constexpr double kHour = 3600, kKwh = 3.6e6;

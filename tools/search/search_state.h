@@ -21,10 +21,14 @@ struct Outcome {
   double least_gib = 0;  ///< that it takes at least
   std::string reason;    ///< of a refusal
   std::optional<FoundPlan> found;
+  double seconds = 0;  ///< that looking at it took
 };
 
 /// A plan of a case, of which its step tells cost, energy and objective.
 FoundPlan found_plan(const SearchCase& of, double iteration_time_s);
+
+/// A text that tells apart all that an answer depends on, the version of the program among it.
+std::string question_of(const std::vector<SearchCase>& cases, const SearchOptions& options);
 
 class SearchState {
  public:

@@ -8,7 +8,7 @@
 #include "models/emit/emit.h"
 #include "sim/program/memory.h"
 #include "tools/predict/divide.h"
-#include "tools/search/memory_bound.h"
+#include "tools/search/bounds/memory_bound.h"
 #include "tools/search/space.h"
 
 namespace foretrain {

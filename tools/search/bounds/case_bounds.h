@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "tools/search/exchange_bound.h"
+#include "tools/search/bounds/exchange_bound.h"
+#include "tools/search/bounds/step_bound.h"
 #include "tools/search/search_case.h"
-#include "tools/search/step_bound.h"
 
 namespace foretrain {
 
@@ -26,15 +26,30 @@ enum class Ask : std::uint8_t {
   kTime,    ///< seconds, from all of its keys and what data-parallel ranks exchange
 };
 
+/// A sample to be priced.
+struct SampleRequest {
+  Json run;
+  Ask ask = Ask::kTime;
+  bool exchange = false;  ///< of what ranks exchange, else of layers
+};
+/// What a sample gave; nothing where it cannot be priced.
+struct SampleAnswer {
+  std::optional<LayerTimes> layers;
+  std::optional<ExchangeTimes> times;
+  std::vector<PassKernel> kernels;  ///< of the layers
+};
+/// Prices a sample of a case. Thread-safe.
+SampleAnswer answer_of(const SearchCase& of, const SampleRequest& sample);
+
 class CaseBounds {
  public:
   explicit CaseBounds(const SearchCase& of);
 
   /// Samples that an answer needs and that are not priced yet, by number.
   std::vector<std::size_t> lacking(std::size_t plan, Ask ask);
-  /// Prices one; different ones may be priced at once.
-  void price(std::size_t sample);
-  std::size_t samples() const { return x_samples.size(); }
+  /// Takes a sample that is to be priced: once.
+  SampleRequest request(std::size_t sample);
+  void learn(std::size_t sample, SampleAnswer answer);
 
   /// Whether its times are below a plan's step: its schedule is one that bounds are of. Those of
   /// other schedules only tell which plans promise most.
@@ -48,15 +63,10 @@ class CaseBounds {
   double least_gib(std::size_t plan);
 
  private:
-  /// What a sample is priced for, and what it gave; nothing where it cannot be priced.
   struct Sample {
-    Json run;
-    Ask ask = Ask::kTime;
-    bool exchange = false;
+    SampleRequest request;
+    SampleAnswer answer;
     bool priced = false;
-    std::optional<LayerTimes> layers;
-    std::optional<ExchangeTimes> times;
-    std::vector<PassKernel> kernels;  ///< of the layers
   };
   /// A plan's samples by number, -1 none: of its layers, where only some are computed again of all
   /// of them computed again, and of what its ranks exchange.

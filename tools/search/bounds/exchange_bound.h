@@ -12,8 +12,8 @@
 
 #include <map>
 
-#include "tools/search/sharing_bound.h"
-#include "tools/search/step_bound.h"
+#include "tools/search/bounds/sharing_bound.h"
+#include "tools/search/bounds/step_bound.h"
 
 namespace foretrain {
 

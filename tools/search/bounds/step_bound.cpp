@@ -1,4 +1,4 @@
-#include "tools/search/step_bound.h"
+#include "tools/search/bounds/step_bound.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@
 #include "models/plan/layout/plan_layout.h"
 #include "sim/base/key.h"
 #include "sim/program/memory.h"
-#include "tools/search/sharing_bound.h"
+#include "tools/search/bounds/sharing_bound.h"
 
 namespace foretrain {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/search/exchange_bound.h"
+#include "tools/search/bounds/exchange_bound.h"
 
 #include <algorithm>
 #include <array>

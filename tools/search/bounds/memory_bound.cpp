@@ -1,4 +1,4 @@
-#include "tools/search/memory_bound.h"
+#include "tools/search/bounds/memory_bound.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "tools/search/sharing_bound.h"
+#include "tools/search/bounds/sharing_bound.h"
 
 #include <algorithm>
 #include <map>

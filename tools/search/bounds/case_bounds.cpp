@@ -1,4 +1,4 @@
-#include "tools/search/case_bounds.h"
+#include "tools/search/bounds/case_bounds.h"
 
 #include <algorithm>
 #include <utility>
@@ -51,6 +51,24 @@ bool stages_are_outermost(const Plan& plan) {
 
 }  // namespace
 
+SampleAnswer answer_of(const SearchCase& of, const SampleRequest& sample) {
+  SampleAnswer out;
+  const Result<Run> resolved = of.resolve_sample(sample.run);
+  if (!resolved.ok() || !is_bounded(resolved.value())) return out;
+  if (sample.exchange) {
+    Result<ExchangeTimes> times = exchange_times(resolved.value());
+    if (times.ok()) out.times = std::move(times.value());
+    return out;
+  }
+  const bool even = !is_uneven(of.seed.cluster);
+  const Counted counted{even && sample.ask != Ask::kFirst, even};
+  Result<LayerTimes> times = layer_times(resolved.value(), counted);
+  if (!times.ok()) return out;
+  out.kernels = std::exchange(times.value().kernels, {});
+  out.layers = std::move(times.value());
+  return out;
+}
+
 CaseBounds::CaseBounds(const SearchCase& of) : x_case(of) {
   x_known = is_bounded(of.seed);
   const bool fixed_order =
@@ -70,10 +88,7 @@ const Json* CaseBounds::value(Point point, const char* key) const {
 
 std::int64_t CaseBounds::keep(std::string key, Ask ask, bool exchange, Json run) {
   const auto number = static_cast<std::int64_t>(x_samples.size());
-  Sample& fresh = x_samples.emplace_back();
-  fresh.run = std::move(run);
-  fresh.ask = ask;
-  fresh.exchange = exchange;
+  x_samples.emplace_back().request = {std::move(run), ask, exchange};
   x_by_key.emplace(std::move(key), number);
   return number;
 }
@@ -163,23 +178,13 @@ std::vector<std::size_t> CaseBounds::lacking(std::size_t plan, Ask ask) {
   return out;
 }
 
-void CaseBounds::price(std::size_t number) {
-  Sample& sample = x_samples[number];
-  sample.priced = true;
-  const Result<Run> resolved = x_case.resolve_sample(sample.run);
-  sample.run = Json();
-  if (!resolved.ok() || !is_bounded(resolved.value())) return;
-  if (sample.exchange) {
-    Result<ExchangeTimes> times = exchange_times(resolved.value());
-    if (times.ok()) sample.times = std::move(times.value());
-    return;
-  }
-  const bool even = !is_uneven(x_case.seed.cluster);
-  const Counted counted{even && sample.ask != Ask::kFirst, even};
-  Result<LayerTimes> times = layer_times(resolved.value(), counted);
-  if (!times.ok()) return;
-  sample.kernels = std::exchange(times.value().kernels, {});
-  sample.layers = std::move(times.value());
+SampleRequest CaseBounds::request(std::size_t sample) {
+  return std::move(x_samples[sample].request);
+}
+
+void CaseBounds::learn(std::size_t sample, SampleAnswer answer) {
+  x_samples[sample].answer = std::move(answer);
+  x_samples[sample].priced = true;
 }
 
 bool CaseBounds::stands_in_turn(Point point) const {
@@ -211,9 +216,10 @@ const std::vector<std::int64_t>& CaseBounds::layout(const Degrees& degrees) {
 std::optional<LayerTimes> CaseBounds::times(Point point, const Samples& samples) {
   if (samples.plain < 0) return {};
   const std::optional<LayerTimes>& plain =
-      x_samples[static_cast<std::size_t>(samples.plain)].layers;
+      x_samples[static_cast<std::size_t>(samples.plain)].answer.layers;
   if (!plain || samples.all < 0) return plain;
-  const std::optional<LayerTimes>& all = x_samples[static_cast<std::size_t>(samples.all)].layers;
+  const std::optional<LayerTimes>& all =
+      x_samples[static_cast<std::size_t>(samples.all)].answer.layers;
   if (!all) return {};
   const Degrees degrees = x_case.space.degrees(point);
   return with_recomputed(*plain, *all, layers_again(value(point, "recompute")), degrees.pipeline,
@@ -263,7 +269,7 @@ double CaseBounds::seconds(std::size_t plan) {
   const std::vector<StageLoad> loads = stage_loads(*known, degrees.pipeline, layout(degrees));
   const double alone = least_step_s(loads, degrees.microbatches);
   if (samples.exchange < 0) return alone;
-  const auto& exchange = x_samples[static_cast<std::size_t>(samples.exchange)].times;
+  const auto& exchange = x_samples[static_cast<std::size_t>(samples.exchange)].answer.times;
   if (!exchange) return alone;
   const std::vector<ExchangeKernel>& beside = kernels(samples);
   return std::max(alone, least_step_s(loads, degrees.microbatches, *exchange, beside));
@@ -273,12 +279,13 @@ const std::vector<ExchangeKernel>& CaseBounds::kernels(const Samples& samples) {
   const auto [it, fresh] = x_kernels.try_emplace({samples.plain, samples.all, samples.exchange});
   if (!fresh) return it->second;
   // Of layers that are computed again and of others: as much time as any of them has.
-  std::vector<PassKernel> kernels = x_samples[static_cast<std::size_t>(samples.plain)].kernels;
+  std::vector<PassKernel> kernels =
+      x_samples[static_cast<std::size_t>(samples.plain)].answer.kernels;
   if (samples.all >= 0) {
-    merge_kernels(kernels, x_samples[static_cast<std::size_t>(samples.all)].kernels);
+    merge_kernels(kernels, x_samples[static_cast<std::size_t>(samples.all)].answer.kernels);
   }
   it->second =
-      kernels_beside(kernels, *x_samples[static_cast<std::size_t>(samples.exchange)].times);
+      kernels_beside(kernels, *x_samples[static_cast<std::size_t>(samples.exchange)].answer.times);
   return it->second;
 }
 
