@@ -160,6 +160,29 @@ std::int32_t Cluster::nic_port_of_local(std::int32_t local) const {
                                    accelerators_per_node);
 }
 
+double Cluster::most_memory_gib() const {
+  double out = device.memory_gib;
+  for (const Cluster& pool : pools) out = std::max(out, pool.device.memory_gib);
+  return out;
+}
+
+double Cluster::power_w() const {
+  if (pools.empty()) return accelerators * device.power_w;
+  double out = 0;
+  for (const Cluster& pool : pools) {
+    if (pool.power_w() <= 0) return 0;
+    out += pool.power_w();
+  }
+  return out;
+}
+
+double Cluster::mean_tflops(DType type) const {
+  if (pools.empty()) return peak_tflops(device, type);
+  double out = 0;
+  for (const Cluster& pool : pools) out += pool.accelerators * peak_tflops(pool.device, type);
+  return out / accelerators;
+}
+
 double Cluster::nic_port_gb_per_s() const { return node_network_gb_per_s() / nic_ports_per_node(); }
 
 namespace {
@@ -180,8 +203,69 @@ void take_trays(Cluster& cluster) {
 
 }  // namespace
 
+namespace {
+
+/// `{"pools": [...]}`: every pool is a cluster of its own.
+Result<Cluster> read_pools(const Json& json, const std::string& source,
+                           const std::string& pointer) {
+  JsonReader reader(json, source, pointer);
+  std::string name;
+  reader.read("name", name);
+  read_remarks(reader, "foretrain/cluster/1");
+  const Json* pools = reader.take("pools");
+  for (const std::string& key : reader.unknown()) {
+    reader.fail(key, "stands beside \"pools\"; every pool has its own");
+    reader.ignore(key);
+  }
+  FT_TRY(reader.finish());
+  const std::string place = reader.pointer("pools");
+  if (pools->array() == nullptr || pools->array()->size() < 2) {
+    return input_error(place_in(source, place) + "found " + describe(*pools) +
+                       ", expected two or more clusters, each with its accelerators");
+  }
+  std::vector<Cluster> all;
+  std::int64_t accelerators = 0;
+  for (std::size_t i = 0; i < pools->array()->size(); ++i) {
+    const Json& pool = (*pools->array())[i];
+    const std::string at = place + "/" + std::to_string(i);
+    if (pool.find("pools") != nullptr) {
+      return input_error(place_in(source, at) + "a pool has no pools of its own");
+    }
+    FT_ASSIGN(Cluster one, read_cluster(pool, source, at));
+    if (one.scale_up == ScaleUp::kTorus) {
+      return unsupported(place_in(source, at) + one.name +
+                         " is a torus; pools are nodes of a switched network");
+    }
+    if (one.nics_per_node == 0 || one.nic_gbit_per_s <= 0) {
+      return input_error(place_in(source, at) + one.name +
+                         " has no network to reach other pools by; give it \"network\"");
+    }
+    accelerators += one.accelerators;
+    all.push_back(std::move(one));
+  }
+  if (accelerators > 1 << 20) {
+    return input_error(place_in(source, place) + "pools have " + std::to_string(accelerators) +
+                       " accelerators, accepted are up to 1048576");
+  }
+  // Every rank is as slow as the slowest of the job.
+  for (Cluster& one : all) {
+    one.device.slowest = slowest_rate(static_cast<std::int32_t>(accelerators), rate_spread_of(one));
+  }
+  Cluster out = all.front();
+  out.accelerators = static_cast<std::int32_t>(accelerators);
+  out.name = name;
+  for (const Cluster& one : all) {
+    if (name.empty()) out.name += (out.name.empty() ? "" : " + ") + one.name;
+  }
+  out.pools = std::move(all);
+  return out;
+}
+
+}  // namespace
+
 Result<Cluster> read_cluster(const Json& json, const std::string& source,
                              const std::string& pointer) {
+  if (json.find("pools") != nullptr) return read_pools(json, source, pointer);
   FT_ASSIGN(Cluster cluster, read_at_depth(json, source, pointer, 0));
   take_trays(cluster);
   FT_TRY(
@@ -190,7 +274,26 @@ Result<Cluster> read_cluster(const Json& json, const std::string& source,
   return cluster;
 }
 
+std::string device_names(const Cluster& cluster) {
+  if (cluster.pools.empty()) return cluster.device.name;
+  std::string out;
+  for (const Cluster& pool : cluster.pools) {
+    out += out.empty() ? "" : &pool == &cluster.pools.back() ? " and " : ", ";
+    out += pool.device.name + " (" + std::to_string(pool.accelerators) + ")";
+  }
+  return out;
+}
+
 Json to_json(const Cluster& cluster) {
+  if (!cluster.pools.empty()) {
+    Json::Array pools;
+    for (const Cluster& pool : cluster.pools) pools.push_back(to_json(pool));
+    Json out{Json::Object{}};
+    out.set("name", cluster.name);
+    out.set("accelerators", cluster.accelerators);
+    out.set("pools", std::move(pools));
+    return out;
+  }
   Json network{Json::Object{}};
   network.set("nics_per_node", cluster.nics_per_node);
   network.set("nic_gbit_per_s", cluster.nic_gbit_per_s);

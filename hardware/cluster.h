@@ -1,4 +1,4 @@
-// A cluster: equal nodes of equal accelerators on a network.
+// A cluster: equal nodes of equal accelerators on a network, or pools of such nodes.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,10 @@ std::string_view name_of(Fabric fabric);
 /// accelerator drives several. Rates are decimal, one direction.
 /// A scale-up domain is a node, or for a torus a slice of many nodes (hosts); it may hold packages
 /// of neighbouring accelerators whose own links are faster (two levels of scale-up).
-/// Left out: unequal nodes; on a rail network messages between rails are relayed over the scale-up
-/// switch (PXN) where there is one, else they cross the leaves.
+/// A cluster of pools has nodes of several kinds: ranks of the first pool come first. Its own
+/// fields are then those of the first pool, but for the number of accelerators
+/// (hardware/pools/pools.h). Left out: on a rail network messages between rails are relayed over
+/// the scale-up switch (PXN) where there is one, else they cross the leaves.
 struct Cluster {
   std::string name;
   DeviceSpec device;
@@ -64,6 +66,7 @@ struct Cluster {
   /// Among accelerators: standard deviation of tensor-core rates, of the mean; without it what is
   /// known of their architecture (`KernelConstants`).
   std::optional<double> rate_spread;
+  std::vector<Cluster> pools;  ///< two or more kinds of nodes; else empty
   bool operator==(const Cluster&) const = default;
 
   std::int32_t nodes() const {
@@ -77,6 +80,12 @@ struct Cluster {
     return slice > 0 ? slice : accelerators_per_node;
   }
   std::int32_t domain_of(RankId rank) const { return rank.value / domain_size(); }
+  /// Of the device with most.
+  double most_memory_gib() const;
+  /// Of the devices together, in watts; 0 where that of one is not known.
+  double power_w() const;
+  /// Peak of the mean device.
+  double mean_tflops(DType type) const;
   bool uses_network() const { return accelerators > domain_size(); }
   bool switches_reduce() const { return sharp && fabric == Fabric::kInfiniBand; }
 
@@ -95,6 +104,9 @@ struct Cluster {
 /// with every field. Unknown keys, wrong types and numbers out of range are errors.
 Result<Cluster> read_cluster(const Json& json, const std::string& source,
                              const std::string& pointer);
+
+/// "h100-sxm-80gb"; of pools "h100-sxm-80gb (8) and a100-sxm-80gb (16)".
+std::string device_names(const Cluster& cluster);
 
 /// Every resolved field and the derived figures, for `show`.
 Json to_json(const Cluster& cluster);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "hardware/cluster.h"
 #include "sim/cost/cost_model.h"
@@ -28,5 +29,9 @@ struct PriceOptions {
 /// the multipliers. Unsupported work is an error of kind kUnsupported; placements of another model
 /// are bugs.
 std::unique_ptr<CostModel> make_cost_model(const Cluster& cluster, const PriceOptions& options);
+
+/// Prices of a cluster of pools; `views` has a model for each view of them (hardware/pools/pools.h).
+std::unique_ptr<CostModel> make_pooled_cost_model(const Cluster& cluster,
+                                                  std::vector<std::unique_ptr<CostModel>> views);
 
 }  // namespace foretrain

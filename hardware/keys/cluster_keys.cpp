@@ -45,6 +45,9 @@ ClusterKeys keys_of_nodes() {
           .says("A cluster preset or a path, whose fields the other keys override."),
       ClusterKey::text("cluster.name", [](Cluster& c, const std::string& v) { c.name = v; })
           .says("A name for reports."),
+      ClusterKey::elsewhere("cluster.pools")
+          .says("Two or more clusters in place of one: nodes of several kinds. Ranks of the first "
+                "come first."),
       ClusterKey::elsewhere("cluster.device")
           .says("A device preset, a path, or an object of fields that it overrides."),
       ClusterKey::elsewhere("cluster.device.clock_mhz", KeyType::kNumber)

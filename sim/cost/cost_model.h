@@ -99,8 +99,12 @@ class CostModel {
  public:
   virtual ~CostModel() = default;
 
-  /// SMs of every device.
+  /// SMs of a device.
   virtual int sm_count() const = 0;
+
+  /// The model of local work on that rank, and of its SMs. Where devices are of several kinds there
+  /// is one for each; it lives as long as this.
+  virtual const CostModel& on(RankId) const { return *this; }
 
   /// Classifies a group of ranks; a pair {source, destination} for a message. Called while
   /// preparing; interns, so not const.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "sim/base/check.h"
 
@@ -134,7 +135,7 @@ Result<Cost> price_work(const Work& work, const Actor& actor, const CostModel& m
     return model.price(work, std::span(&actor.group_places[collective->group.index()], 1));
   }
   const auto* batch = std::get_if<P2PBatch>(&work);
-  if (batch == nullptr) return model.price(work, {});
+  if (batch == nullptr) return model.on(actor.rank).price(work, {});
   Cost whole;
   for (const Message& message : batch->messages) {
     const PlacementId place = actor.channel_places[message.channel.index()];
@@ -229,6 +230,7 @@ Result<PreparedPrices> price_program(const Program& program, const PreparedProgr
     FT_ASSIGN(const Cost cost, price_work(work, actor, model, out.message_costs[w]));
     out.costs.push_back(cost);
   }
+  out.sm_count = model.on(actor.rank).sm_count();
   lay_out_launches(program, flat, out);
   find_holds(program, out);
   return out;
@@ -319,14 +321,14 @@ void find_sharing(const Workload& workload, Prepared& prepared) {
 
 Status price_all(const Workload& workload, const CostModel& model, Prepared& prepared) {
   const std::vector<Actor>& actors = prepared.quotient.actors;
-  using Key = std::pair<std::int32_t, std::vector<PlacementId>>;
+  using Key = std::tuple<std::int32_t, const CostModel*, std::vector<PlacementId>>;
   std::map<Key, std::int32_t> known;
   prepared.prices.clear();
   prepared.prices_of.clear();
-  prepared.sm_count = model.sm_count();
   for (const Actor& actor : actors) {
-    Key key{actor.program.value, actor.group_places};
-    key.second.insert(key.second.end(), actor.channel_places.begin(), actor.channel_places.end());
+    Key key{actor.program.value, &model.on(actor.rank), actor.group_places};
+    std::vector<PlacementId>& places = std::get<2>(key);
+    places.insert(places.end(), actor.channel_places.begin(), actor.channel_places.end());
     const auto next = static_cast<std::int32_t>(prepared.prices.size());
     const auto [it, fresh] = known.try_emplace(std::move(key), next);
     prepared.prices_of.push_back(it->second);

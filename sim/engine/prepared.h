@@ -52,7 +52,7 @@ struct PreparedProgram {
   }
 };
 
-/// What depends on prices: one for each (Program, placements of its slots).
+/// What depends on prices: one for each (Program, placements of its slots, kind of device).
 struct PreparedPrices {
   std::vector<Cost> costs;                       ///< by work
   std::vector<std::vector<Cost>> message_costs;  ///< by work, by message
@@ -60,6 +60,7 @@ struct PreparedPrices {
   std::vector<std::uint8_t> op_epoch;  ///< HostSyncs before it in its segment
   std::vector<Time> call_issue;        ///< by call, since its epoch began
   Time host_total;                     ///< of all launches
+  int sm_count = 1;                    ///< of the device
   StreamSet records_holds;             ///< whose holds slow kernels of another stream
   StreamSet heeds_holds;               ///< whose kernels are slowed by others' holds
 };
@@ -69,8 +70,7 @@ struct Prepared {
   Quotient quotient;
   std::vector<PreparedProgram> programs;  ///< by ProgramId
   std::vector<PreparedPrices> prices;
-  std::vector<std::int32_t> prices_of;  ///< by actor
-  int sm_count = 1;
+  std::vector<std::int32_t> prices_of;                     ///< by actor
   std::vector<std::uint8_t> group_shares, channel_shares;  ///< may meet others on a port
   std::vector<std::uint8_t> copy_shares;                   ///< by actor, of its copies
 };

@@ -1,6 +1,7 @@
 #include "sim/engine/quotient.h"
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
 #include "sim/base/check.h"
@@ -68,8 +69,11 @@ class Folder {
   Quotient run(bool full) {
     const std::size_t n = x_workload.ranks.size();
     x_color.resize(n);
+    std::map<const CostModel*, Color> kinds;
     for (std::size_t r = 0; r < n; ++r) {
-      x_color[r] = full ? r : static_cast<Color>(x_workload.ranks[r].program.value);
+      const Color kind = kinds.try_emplace(&x_model.on(RankId(r)), kinds.size()).first->second;
+      const auto program = static_cast<Color>(x_workload.ranks[r].program.value);
+      x_color[r] = full ? r : kind * x_workload.programs.size() + program;
     }
     std::int32_t count = renumber(x_color, x_dense);
     if (full) {

@@ -1,9 +1,10 @@
 // Folding: ranks that must behave alike become one actor.
 //
 // Colours are refined until stable (as in partition refinement of graphs): two ranks share a colour
-// when they run the same Program and every slot of theirs - group, channel, port - leads to the
-// same colours under the same placement. By induction over time their ops then start and end at the
-// same instants, so one of them stands for all, and `folded == full` holds to the picosecond.
+// when they run the same Program on devices of one kind and every slot of theirs - group, channel,
+// port - leads to the same colours under the same placement. By induction over time their ops then
+// start and end at the same instants, so one of them stands for all, and `folded == full` holds to
+// the picosecond.
 #pragma once
 
 #include <array>

@@ -194,9 +194,9 @@ class Replayer {
     Stream& stream = actor.streams[static_cast<std::size_t>(s)];
     // What the queue holds is asked for again where holds have changed since.
     const bool asked = stream.wait == Wait::kQueue && stream.waiting_for == actor.holds.changes();
-    const Holds::Answer answer = asked
-                                     ? Holds::Answer{stream.ready, stream.certain}
-                                     : actor.holds.end_beside(cost, x_prepared.sm_count, s, ready);
+    const Holds::Answer answer =
+        asked ? Holds::Answer{stream.ready, stream.certain}
+              : actor.holds.end_beside(cost, actor.prices->sm_count, s, ready);
     const Time end = answer.end;
     const bool decided = stream.wait == Wait::kQueue && x_deciding == a && end == x_now;
     if (decided || (answer.certain && !others_may_hold_soon(actor, s))) {

@@ -211,6 +211,28 @@ for task in $tasks; do wait $task || code=$?; done
 exit $code
 )";
 
+// Its ranks search as one process does.
+TEST_F(Launching, TheScriptForSlurmSearches) {
+  const std::string path = FORETRAIN_SOURCE_DIR "/configs/slurm/search.sbatch";
+  const std::string script = read_compressed_file(path).value();
+  ASSERT_EQ(shell("bash -n " + path), 0) << err();
+  EXPECT_EQ(option_of(script, "ntasks-per-node"), "1");
+  EXPECT_GT(script.find("\nset -euo"), script.rfind("#SBATCH"));
+  std::filesystem::create_directory(x_place.path("in") / "bin");
+  x_place.write("bin/srun", kSrun);
+  x_place.write("bin/scontrol", "#!/bin/sh\necho 127.0.0.1\necho elsewhere\n");
+  const std::string job =
+      "chmod +x bin/*; export PATH=$PWD/bin:$PATH SLURM_JOB_ID=" + std::to_string(x_port) +
+      " SLURM_JOB_NODELIST=n[1-2] SLURM_NTASKS=2 SLURM_PROCID=0 "
+      "SLURM_LOCALID=0 SLURM_CPUS_PER_TASK=1 FORETRAIN=" FORETRAIN_BINARY "\n";
+  const std::string asked =
+      " run.json --set cluster.preset=dgx-h100 --set cluster.accelerators=8 --quiet --json ";
+  ASSERT_EQ(shell(job + "bash " + path + asked + "slurm.json"), 0) << err();
+  ASSERT_EQ(shell(FORETRAIN_BINARY " search" + asked + "alone.json"), 0) << err();
+  EXPECT_EQ(at(json("slurm.json"), "plans/0/run"), at(json("alone.json"), "plans/0/run"));
+  EXPECT_EQ(at(json("slurm.json"), "certificate/complete"), Json(true));
+}
+
 TEST_F(Launching, TheScriptForSlurmTrains) {
   const std::string path = FORETRAIN_SOURCE_DIR "/configs/slurm/execute.sbatch";
   const std::string script = read_compressed_file(path).value();

@@ -73,6 +73,36 @@ TEST(BalancedLayout, IsTheBestOfAll) {
   }
 }
 
+// Layers weigh otherwise in some chunks than in others, as on devices of several kinds.
+TEST(BalancedLayout, IsTheBestOfAllWhereChunksDiffer) {
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    Rng rng(seed);
+    const std::int64_t layers = 1 + rng.below(8);
+    const std::int64_t chunks = 1 + rng.below(layers + 2);
+    const LayerWeights slow = draw_weights(rng, layers);
+    const LayerWeights fast = draw_weights(rng, layers);
+    std::vector<std::size_t> kind_of_chunk;
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      kind_of_chunk.push_back(static_cast<std::size_t>(rng.below(2)));
+    }
+    const auto heaviest = [&](const Counts& layout) {
+      const Counts of_slow = chunk_weights({slow}, layout);
+      const Counts of_fast = chunk_weights({fast}, layout);
+      std::int64_t most = 0;
+      for (std::size_t c = 0; c < layout.size(); ++c) {
+        most = std::max(most, kind_of_chunk[c] == 0 ? of_slow[c] : of_fast[c]);
+      }
+      return most;
+    };
+    std::vector<Counts> all;
+    Counts begun;
+    every_layout(layers, chunks, begun, all);
+    std::int64_t best = heaviest(all.front());
+    for (const Counts& layout : all) best = std::min(best, heaviest(layout));
+    EXPECT_EQ(heaviest(balanced_layout({{slow}, {fast}}, kind_of_chunk)), best) << "seed " << seed;
+  }
+}
+
 TEST(BalancedLayout, ByHand) {
   const LayerWeights alike{0, 0, Counts(10, 1)};
   EXPECT_EQ(balanced_layout({alike}, 1), (Counts{10}));

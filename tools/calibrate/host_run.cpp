@@ -37,6 +37,9 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
       FT_ASSIGN(run, load_run(name_or_path, sets));
     }
   }
+  if (!run.cluster.pools.empty()) {
+    return unsupported(run.source + ": /cluster/pools: ranks run on devices of one kind");
+  }
   if (run.model.is_network()) {
     return unsupported(run.source + ": /model: " + run.model.name +
                        " is a network of layers, which is only simulated; expected a transformer");

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "hardware/pools/pools.h"
 #include "hardware/presets.h"
 #include "sim/base/assets.h"
 #include "tools/predict/run_file.h"
@@ -102,19 +103,36 @@ PriceOptions price_options(const Run& run) {
   return out;
 }
 
-std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options) {
-  std::unique_ptr<CostModel> base = make_cost_model(run.cluster, options);
-  if (run.profile == nullptr) return base;
+/// Of a cluster of equal nodes.
+static std::unique_ptr<CostModel> cost_model_on(const Run& run, const Cluster& cluster,
+                                                const Profile* profile,
+                                                const PriceOptions& options) {
+  std::unique_ptr<CostModel> base = make_cost_model(cluster, options);
+  if (profile == nullptr) return base;
   MeasuredPricesOptions how;
   how.what = run.prices_for;
-  how.ranks_at_once = run.cluster.accelerators;
+  how.ranks_at_once = cluster.accelerators;
   how.graphs = run.graphs;
-  how.memory_gb_per_s = run.cluster.device.memory_gb_per_s;
+  how.memory_gb_per_s = cluster.device.memory_gb_per_s;
   // What was measured is one device, not the slowest of the run.
-  Cluster measured = run.cluster;
+  Cluster measured = cluster;
   measured.device.slowest = 1;
-  return make_measured_cost_model(std::move(base), *run.profile, how,
+  return make_measured_cost_model(std::move(base), *profile, how,
                                   make_cost_model(measured, price_options(run)));
+}
+
+std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options) {
+  if (run.cluster.pools.empty()) {
+    return cost_model_on(run, run.cluster, run.profile.get(), options);
+  }
+  const Pools pools(run.cluster);
+  std::vector<std::unique_ptr<CostModel>> views;
+  for (std::size_t v = 0; v < pools.views(); ++v) {
+    const bool measured = v < run.pool_profiles.size();
+    const Profile* profile = measured ? run.pool_profiles[v].get() : nullptr;
+    views.push_back(cost_model_on(run, pools.view(v), profile, options));
+  }
+  return make_pooled_cost_model(run.cluster, std::move(views));
 }
 
 }  // namespace foretrain

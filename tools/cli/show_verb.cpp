@@ -311,8 +311,10 @@ Status show_why(const Run& run, const ShowArgs& args) {
         if (std::find(names.begin(), names.end(), op.name) == names.end()) names.push_back(op.name);
         if (op.name != args.why) continue;
         const Work& work = program.works[op.work.index()];
+        const bool local = places_of(actor, work).empty();
+        const CostModel& on = local ? model->on(actor.rank) : *model;
         const std::string text = segment.name + ": " + op.name + ": " + text_of(work) + "\n" +
-                                 model->explain(work, places_of(actor, work)) + "\n";
+                                 on.explain(work, places_of(actor, work)) + "\n";
         if (std::find(shown.begin(), shown.end(), text) != shown.end()) continue;
         shown.push_back(text);
         out += text;

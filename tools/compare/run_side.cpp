@@ -36,7 +36,7 @@ Result<Side> side_of_run(const std::string& name_or_path, const SideOptions& opt
   Side out;
   out.source = source_of_run(name_or_path);
   out.kind = SideKind::kRun;
-  out.device = run.cluster.device.name;
+  out.device = device_names(run.cluster);
   out.ranks = run.cluster.accelerators;
   out.time = times_of(timeline, 0);
   // A mean of several steps, where they overlap: the first one is what is drawn and divided.

@@ -35,11 +35,17 @@ Bill bill_of(const Run& run, const PriceRequest& price, double days, std::int64_
   const double hours = 24 * days;
   const auto own = static_cast<double>(run.cluster.accelerators);
   const auto idle = static_cast<double>(spares * run.cluster.accelerators_per_node);
-  const DeviceSpec& device = run.cluster.device;
-  const double watts = device.power_limit_w > 0 ? device.power_limit_w : device.power_w;
+  const auto watts_of = [](const Cluster& nodes) {
+    const DeviceSpec& device = nodes.device;
+    return (device.power_limit_w > 0 ? device.power_limit_w : device.power_w) *
+           static_cast<double>(nodes.accelerators);
+  };
+  double watts = 0;
+  for (const Cluster& pool : run.cluster.pools) watts += watts_of(pool);
+  if (run.cluster.pools.empty()) watts = watts_of(run.cluster);
   out.days = days;
   out.gpu_hours = hours * (own + idle);
-  out.energy_mwh = watts * own * hours * price.pue / 1e6;
+  out.energy_mwh = watts * hours * price.pue / 1e6;
   if (price.per_gpu_hour || price.per_kwh) {
     out.cost = out.gpu_hours * price.per_gpu_hour.value_or(0) +
                out.energy_mwh * 1000 * price.per_kwh.value_or(0);

@@ -218,6 +218,9 @@ CampaignStatistics simulate_campaigns(const CampaignPlan& plan, std::uint64_t se
 }
 
 Result<Goodput> goodput_of(const Run& run, const GoodputOptions& options) {
+  if (!run.cluster.pools.empty()) {
+    return unsupported(run.source + ": /cluster/pools: failures are of nodes of one kind");
+  }
   FT_ASSIGN(std::optional<CampaignRequest> request, campaign_of(run));
   if (request) request->waits_for_repair = options.same_repair;
   if (!request) {

@@ -226,6 +226,9 @@ std::string name_of_model(const Sheet& sheet) {
 }
 
 Result<Exported> export_run(const Run& run, const std::string& to) {
+  if (!run.cluster.pools.empty()) {
+    return unsupported(run.source + ": /cluster/pools: launch files are of nodes of one kind");
+  }
   const auto* writer = std::find_if(std::begin(kWriters), std::end(kWriters),
                                     [&to](const auto& one) { return one.first == to; });
   if (writer == std::end(kWriters)) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "hardware/pools/pools.h"
 #include "models/lower.h"
 #include "models/plan/layout/plan_layout.h"
 #include "models/schedule/schedule.h"
@@ -191,9 +192,45 @@ Result<std::vector<LayerWeights>> pass_times(const Run& run) {
   return weights_of(items);
 }
 
+/// Every chunk weighs layers as the devices of its stage take for them, of several kinds the
+/// slowest.
+static Status divide_over_pools(Run& run) {
+  const Pools pools(run.cluster);
+  std::vector<std::vector<LayerWeights>> times;
+  std::vector<double> length;
+  for (std::size_t k = 0; k < run.cluster.pools.size(); ++k) {
+    Run alike = run;
+    alike.cluster = pools.pool(k);
+    alike.cluster.accelerators = run.cluster.accelerators;
+    alike.profile = k < run.pool_profiles.size() ? run.pool_profiles[k] : nullptr;
+    FT_ASSIGN(std::vector<LayerWeights> one, pass_times(alike));
+    double sum = 0;
+    for (const LayerWeights& kind : one) {
+      for (const std::int64_t layer : kind.layers) sum += static_cast<double>(layer);
+    }
+    times.push_back(std::move(one));
+    length.push_back(sum);
+  }
+  Plan& p = run.plan;
+  std::vector<std::size_t> of_stage(static_cast<std::size_t>(p.pipeline), times.size());
+  for (std::int64_t r = 0; r < p.accelerators; ++r) {
+    const RankId rank(static_cast<std::size_t>(r));
+    const std::size_t k = pools.pool_of(rank);
+    std::size_t& slowest = of_stage[static_cast<std::size_t>(coordinates_of(p, rank).pipeline)];
+    if (slowest == times.size() || length[k] > length[slowest]) slowest = k;
+  }
+  std::vector<std::size_t> of_chunk;
+  for (std::int64_t c = 0; c < p.chunks(); ++c) {
+    of_chunk.push_back(of_stage[static_cast<std::size_t>(p.stage_of(c))]);
+  }
+  p.pipeline_layout = balanced_layout(times, of_chunk);
+  return ok_status();
+}
+
 Status divide_by_time(Run& run) {
   Plan& p = run.plan;
   if (p.partition != Partition::kProfiled || p.chunks() == 1) return ok_status();
+  if (!run.cluster.pools.empty()) return divide_over_pools(run);
   FT_ASSIGN(const std::vector<LayerWeights> times, pass_times(run));
   p.pipeline_layout = balanced_layout(times, p.chunks());
   return ok_status();

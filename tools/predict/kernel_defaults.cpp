@@ -48,24 +48,33 @@ bool store_scores(Run& run, const Plan& plan, Json& kernels) {
   return true;
 }
 
+/// The first device that has not this kernel; null: all have it.
+const DeviceSpec* device_without(const Cluster& cluster, AttentionKernel kernel, DType type) {
+  if (!has_attention(cluster.device, kernel, type)) return &cluster.device;
+  for (const Cluster& pool : cluster.pools) {
+    if (!has_attention(pool.device, kernel, type)) return &pool.device;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 bool derive_attention(Run& run, const Plan& plan) {
   Json* const kernels = run.resolved.find("kernels");
-  const DeviceSpec& device = run.cluster.device;
   const DType type = plan.precision.compute;
   if (kernels == nullptr || run.model.is_network()) return false;
   if (is_users_key(run, "/kernels/attention")) return false;
   if (plan.attention == AttentionKernel::kUnfused) return false;
   if (store_scores(run, plan, *kernels)) return true;
   if (is_users_key(run, "/kernels/flash")) return false;
-  if (has_attention(device, plan.attention, type)) return false;
+  const DeviceSpec* const lacks = device_without(run.cluster, plan.attention, type);
+  if (lacks == nullptr) return false;
   const char* const instead =
-      has_attention(device, AttentionKernel::kFlash, type) ? "flash" : "unfused";
+      device_without(run.cluster, AttentionKernel::kFlash, type) == nullptr ? "flash" : "unfused";
   kernels->set("attention", Json(instead));
   kernels->set("flash", Json("newest"));
   run.origins["/kernels/attention"] = run.origins["/kernels/flash"] = "device";
-  run.notes.push_back("kernels.attention: " + device.name + " has no " +
+  run.notes.push_back("kernels.attention: " + lacks->name + " has no " +
                       std::string(name_of(plan.attention)) + " in " + std::string(name_of(type)) +
                       ", which " + run.system + " has by default; taken as " + instead);
   return true;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hardware/communicator_memory.h"
+#include "hardware/pools/pools.h"
 #include "hardware/presets.h"
 #include "models/lower.h"
 #include "sim/base/assets.h"
@@ -74,7 +75,9 @@ double gib(Bytes bytes) { return static_cast<double>(bytes) / kGiB; }
 class Communicators {
  public:
   Communicators(const Run& run, const Workload& workload, const CommunicatorBuffers& buffers)
-      : x_run(run), x_workload(workload), x_buffers(buffers) {}
+      : x_run(run), x_workload(workload), x_buffers(buffers) {
+    if (!run.cluster.pools.empty()) x_pools.emplace(run.cluster);
+  }
 
   /// Of one rank: its groups, those it exchanges messages with, and the group of all ranks, over
   /// which every framework meets once.
@@ -96,13 +99,28 @@ class Communicators {
       FT_ASSIGN(const Bytes bytes, bytes_of_group(members));
       sum += bytes;
     }
-    return gib(sum + message_bytes(x_run.cluster, RankId(rank), peers_of(rank), x_buffers));
+    return gib(sum + message_bytes_of(RankId(rank)));
   }
 
  private:
   Result<Bytes> bytes_of_group(const std::vector<RankId>& members) const {
-    FT_ASSIGN(const Placement at, placement_of(x_run.cluster, members));
-    return communicator_bytes(x_run.cluster, at, x_buffers);
+    if (!x_pools) return bytes_in(x_run.cluster, members);
+    const std::size_t view = x_pools->view_of(members);
+    return bytes_in(x_pools->view(view), x_pools->placed(members, view));
+  }
+  Result<Bytes> bytes_in(const Cluster& cluster, const std::vector<RankId>& members) const {
+    FT_ASSIGN(const Placement at, placement_of(cluster, members));
+    return communicator_bytes(cluster, at, x_buffers);
+  }
+  Bytes message_bytes_of(RankId rank) const {
+    std::vector<RankId> peers = peers_of(rank.index());
+    if (!x_pools) return message_bytes(x_run.cluster, rank, peers, x_buffers);
+    peers.push_back(rank);
+    const std::size_t view = x_pools->view_of(peers);
+    peers = x_pools->placed(peers, view);
+    rank = peers.back();
+    peers.pop_back();
+    return message_bytes(x_pools->view(view), rank, peers, x_buffers);
   }
 
   std::vector<RankId> peers_of(std::size_t rank) const {
@@ -120,6 +138,7 @@ class Communicators {
   const Run& x_run;
   const Workload& x_workload;
   const CommunicatorBuffers& x_buffers;
+  std::optional<Pools> x_pools;
   std::vector<RankId> x_all;
   Bytes x_of_all = 0;
 };
@@ -134,11 +153,23 @@ std::string place_of(const Program& program, const MemoryPeak& peak) {
   return out;
 }
 
-std::size_t first_rank(const Workload& workload, std::size_t program) {
+/// Where a Program has least memory: the first rank that runs it there, and its device's memory.
+struct Home {
+  std::size_t rank = 0;
+  double memory_gib = 0;
+};
+Home home_of(const Run& run, const Workload& workload, std::size_t program) {
+  const std::vector<Cluster>& pools = run.cluster.pools;
+  std::optional<Pools> places;
+  if (!pools.empty()) places.emplace(run.cluster);
+  std::optional<Home> out;
   for (std::size_t r = 0; r < workload.ranks.size(); ++r) {
-    if (workload.ranks[r].program.index() == program) return r;
+    if (workload.ranks[r].program.index() != program) continue;
+    if (!places) return {r, run.cluster.device.memory_gib};
+    const double memory = pools[places->pool_of(RankId(r))].device.memory_gib;
+    if (!out || memory < out->memory_gib) out = {r, memory};
   }
-  return 0;
+  return out.value_or(Home{0, run.cluster.device.memory_gib});
 }
 
 /// Peaks and what the allocator reserves, once for all stages that keep the same memory.
@@ -197,23 +228,23 @@ void reserve(StageMemory& memory, double others_gib, std::size_t p, MemoryReport
   out.reserved_gib = gib(use.reserved) + out.workspace_gib;
 }
 
-/// Of the first rank of Program `p`.
+/// Of Program `p` where it has least memory.
 Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std::size_t p,
                                     const LibraryMemory& library, StageMemory& memory,
                                     Communicators& communicators) {
   const MemoryPeak& peak = memory.peak(p);
   const Program& program = step.workload.programs[p];
-  const std::size_t rank = first_rank(step.workload, p);
+  const Home home = home_of(run, step.workload, p);
   const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
   MemoryReport out;
   for (std::size_t k = 0; k < out.by_kind_gib.size(); ++k)
     out.by_kind_gib[k] = gib(peak.by_kind[k]);
-  out.peak_rank = static_cast<std::int64_t>(rank);
+  out.peak_rank = static_cast<std::int64_t>(home.rank);
   out.peak_at = place_of(program, peak);
-  out.capacity_gib = run.cluster.device.memory_gib;
+  out.capacity_gib = home.memory_gib;
   out.context_gib = torus ? 0 : run.plan.context_gib;
   out.workspace_gib = torus ? 0 : library.workspace_gib;
-  FT_ASSIGN(out.communication_gib, communicators.gib_of(rank));
+  FT_ASSIGN(out.communication_gib, communicators.gib_of(home.rank));
   out.allocated_gib = gib(peak.bytes) + out.workspace_gib;
   const double others = out.context_gib + out.workspace_gib + out.communication_gib;
   out.reserved_gib = out.allocated_gib;
@@ -226,30 +257,49 @@ Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std
 
 }  // namespace
 
-/// Beside the devices: of the node whose ranks keep most, the mean.
+/// Beside the devices: of the node whose ranks keep most of what it has, the mean.
 void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
   std::vector<double> on_host, in_storage;
   for (const Program& program : workload.programs) {
     on_host.push_back(gib(memory_peak(program, Memory::kHost).bytes));
     in_storage.push_back(gib(memory_peak(program, Memory::kStorage).bytes));
   }
-  const auto ranks = workload.ranks.size();
-  const auto each =
-      std::min<std::size_t>(ranks, static_cast<std::size_t>(run.cluster.accelerators_per_node));
-  for (std::size_t first = 0; first < ranks; first += each) {
-    double host = 0, storage = 0;
-    const std::size_t end = std::min(ranks, first + each);
-    for (std::size_t r = first; r < end; ++r) {
-      host += on_host[workload.ranks[r].program.index()];
-      storage += in_storage[workload.ranks[r].program.index()];
+  std::vector<const Cluster*> pools;
+  for (const Cluster& pool : run.cluster.pools) pools.push_back(&pool);
+  if (pools.empty()) pools.push_back(&run.cluster);
+  std::size_t begin = 0;
+  double fullest = -1;
+  for (const Cluster* pool : pools) {
+    const std::size_t last =
+        std::min(workload.ranks.size(), begin + static_cast<std::size_t>(pool->accelerators));
+    const auto each =
+        std::min<std::size_t>(last - begin, static_cast<std::size_t>(pool->accelerators_per_node));
+    MemoryReport here;
+    for (std::size_t first = begin; first < last; first += each) {
+      double host = 0, storage = 0;
+      const std::size_t end = std::min(last, first + each);
+      for (std::size_t r = first; r < end; ++r) {
+        host += on_host[workload.ranks[r].program.index()];
+        storage += in_storage[workload.ranks[r].program.index()];
+      }
+      // A last node with fewer ranks has as much memory for them.
+      here.host_gib = std::max(here.host_gib, host / static_cast<double>(each));
+      here.storage_gib = std::max(here.storage_gib, storage / static_cast<double>(each));
     }
-    // A last node with fewer ranks has as much memory for them.
-    out.host_gib = std::max(out.host_gib, host / static_cast<double>(each));
-    out.storage_gib = std::max(out.storage_gib, storage / static_cast<double>(each));
+    here.host_capacity_gib = pool->host_memory_gib / static_cast<double>(each);
+    here.storage_capacity_gib = pool->storage_tb * 1e12 / kGiB / static_cast<double>(each);
+    out.fits = out.fits && here.host_fits() && here.storage_fits();
+    const double full =
+        here.host_capacity_gib > 0 ? here.host_gib / here.host_capacity_gib : here.host_gib;
+    if (full > fullest) {
+      out.host_gib = here.host_gib;
+      out.storage_gib = here.storage_gib;
+      out.host_capacity_gib = here.host_capacity_gib;
+      out.storage_capacity_gib = here.storage_capacity_gib;
+      fullest = full;
+    }
+    begin = last;
   }
-  out.host_capacity_gib = run.cluster.host_memory_gib / static_cast<double>(each);
-  out.storage_capacity_gib = run.cluster.storage_tb * 1e12 / kGiB / static_cast<double>(each);
-  out.fits = out.fits && out.host_fits() && out.storage_fits();
 }
 
 MemoryOdds odds_of(const Run& run, const MemoryReport& memory) {
@@ -275,14 +325,18 @@ Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
   bool all_fit = true;
   bool known = true;
   for (std::size_t p = 0; p < workload.programs.size(); ++p) {
-    if (static_cast<double>(memory.peak(p).bytes) < kNear * static_cast<double>(most)) continue;
+    const bool near =
+        static_cast<double>(memory.peak(p).bytes) >= kNear * static_cast<double>(most);
+    if (!near && run.cluster.pools.empty()) continue;
     FT_ASSIGN(const MemoryReport one, report_program(run, step, p, library, memory, communicators));
     retries.insert(one.retries.begin(), one.retries.end());
     all_fit = all_fit && one.fits;
     known = known && one.allocator.known;
-    if (out && one.peak_gib <= out->peak_gib) continue;
+    // Of several kinds of devices the fullest tells.
+    if (out && one.peak_gib * out->capacity_gib <= out->peak_gib * one.capacity_gib) continue;
     out = one;
   }
+  out->fits = all_fit;
   out->allocator.retry_per_gib = library.retry_per_gib;
   out->retries.clear();
   out->allocator.known = known;

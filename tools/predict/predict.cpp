@@ -93,9 +93,7 @@ double executed_flops(const LoweredStep& step, std::size_t p, double load) {
   return sum_over_calls(step, p, of_segment);
 }
 
-double peak_tflops(const Run& run) {
-  return foretrain::peak_tflops(run.cluster.device, run.plan.precision.matrix);
-}
+double peak_tflops(const Run& run) { return run.cluster.mean_tflops(run.plan.precision.matrix); }
 
 /// The same plan with data that is there sooner.
 Plan with_faster_data(Plan plan, double faster) {
@@ -120,11 +118,11 @@ struct Faster {
 };
 
 bool same_costs(const Prepared& a, const Prepared& b) {
-  return a.sm_count == b.sm_count && std::equal(a.prices.begin(), a.prices.end(), b.prices.begin(),
-                                                b.prices.end(), [](const auto& x, const auto& y) {
-                                                  return x.costs == y.costs &&
-                                                         x.message_costs == y.message_costs;
-                                                });
+  return std::equal(a.prices.begin(), a.prices.end(), b.prices.begin(), b.prices.end(),
+                    [](const auto& x, const auto& y) {
+                      return x.sm_count == y.sm_count && x.costs == y.costs &&
+                             x.message_costs == y.message_costs;
+                    });
 }
 
 /// How long it takes. `folded`: the same step at the usual prices, at which it takes `usual`; none

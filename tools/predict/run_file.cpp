@@ -307,6 +307,38 @@ Status find_profile(Run& run, const Json& user, const std::string& source) {
   return use_shipped_profile(run);
 }
 
+/// Of every pool the profile of its device in the user's folder, or the shipped one.
+Status find_pool_profiles(Run& run, const Json& user, const std::string& source) {
+  if (const Json* profile = user.find("profile"); profile != nullptr && !profile->is_null()) {
+    return input_error(source +
+                       ": /profile: is of one device, and /cluster/pools has several; leave it "
+                       "out: profiles in the user's folder are found by device");
+  }
+  const DeviceSpec first = run.cluster.device;
+  std::vector<std::string> notes = run.notes;
+  for (const Cluster& pool : run.cluster.pools) {
+    run.notes.clear();
+    run.cluster.device = pool.device;
+    FT_TRY(find_profile(run, user, source));
+    run.pool_profiles.push_back(std::exchange(run.profile, nullptr));
+    notes.insert(notes.end(), run.notes.begin(), run.notes.end());
+  }
+  run.notes = std::move(notes);
+  run.cluster.device = first;
+  run.profile_source.clear();
+  return ok_status();
+}
+
+/// Whether every device computes in the types of the plan.
+Status check_types(const Run& run, const DeviceSpec& device) {
+  for (const DType type : {run.plan.precision.matrix, run.plan.precision.linear}) {
+    if (peak_tflops(device, type) > 0) continue;
+    return unsupported(run.source + ": /precision: " + device.name + " has no arithmetic in " +
+                       std::string(name_of(type)) + "; it has " + types_of(device));
+  }
+  return ok_status();
+}
+
 /// What a file is that is no JSON but may be a launch file of a framework; "": neither.
 std::string launch_form_of(const std::string& path) {
   const auto ends = [&path](std::string_view tail) { return path.ends_with(tail); };
@@ -497,17 +529,14 @@ Result<Run> resolve(const Json& json, const std::string& source,
   }
   if (!plan.ok()) return with_origin(plan.error(), run);
   run.plan = std::move(plan.value());
-  for (const DType type : {run.plan.precision.matrix, run.plan.precision.linear}) {
-    if (peak_tflops(run.cluster.device, type) > 0) continue;
-    return unsupported(source + ": /precision: " + run.cluster.device.name +
-                       " has no arithmetic in " + std::string(name_of(type)) + "; it has " +
-                       types_of(run.cluster.device));
-  }
+  FT_TRY(check_types(run, run.cluster.device));
+  for (const Cluster& pool : run.cluster.pools) FT_TRY(check_types(run, pool.device));
   run.dispatch = launch_time(run.resolved, dispatch_key(run.resolved));
   run.captured_dispatch = launch_time(run.resolved, "graph_dispatch_us");
   run.graphs = cuda_graph(run.resolved) == "full";
   run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
-  FT_TRY(prices ? prices(run) : find_profile(run, user, source));
+  const auto find = run.cluster.pools.empty() ? find_profile : find_pool_profiles;
+  FT_TRY(prices ? prices(run) : find(run, user, source));
   note_limits(run);
   return run;
 }

@@ -40,6 +40,8 @@ struct Run {
   /// Measured prices of the cluster's device, from `profile_source`; may be none.
   std::shared_ptr<const Profile> profile;
   std::string profile_source;
+  /// Those of the devices of a cluster of pools, by pool; each may be none.
+  std::vector<std::shared_ptr<const Profile>> pool_profiles;
   /// What its measured prices stand for: on the host what `execute` runs, since nothing else does.
   PricesFor prices_for = PricesFor::kFramework;
   std::vector<std::string> notes;  ///< what was ignored or is not modelled

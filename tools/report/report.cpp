@@ -329,7 +329,7 @@ std::string coloured(std::string text) {
 std::string text_report(const Run& run, const Prediction& p) {
   std::string out = run.name + "\n";
   out += wrapped(run.model.name + ", " + count_text(p.parameters) + " parameters, on " +
-                     count_text(p.ranks) + " " + run.cluster.device.name + ", " + run.system +
+                     count_text(p.ranks) + " " + device_names(run.cluster) + ", " + run.system +
                      " in " + precision_text(run),
                  "  ");
   out += wrapped(plan_text(run), "  ") + "\n";
@@ -383,7 +383,7 @@ Json json_report(const Run& run, const Prediction& p) {
   out.set("system", run.system);
   out.set("precision", precision_text(run));
   out.set("accelerators", p.ranks);
-  out.set("accelerator", run.cluster.device.name);
+  out.set("accelerator", device_names(run.cluster));
   out.set("iteration_time_s", p.iteration_time_s);
   out.set("iteration_time_interval_s", Json::Array{p.interval.low_s, p.interval.high_s});
   out.set("tokens_per_s", p.tokens_per_s);

@@ -126,6 +126,7 @@ const std::vector<std::string>& searched_keys() {
                                                "recompute",
                                                "overlap.tensor",
                                                "kernels.context",
+                                               "parallel.pipeline_partition",
                                                "offload.optimizer",
                                                "offload.parameters",
                                                "offload.activation_layers",
@@ -156,6 +157,11 @@ std::vector<Json> candidates(const Run& seed, const std::string& key) {
   if (key == "kernels.context") {
     const bool named = value_at(seed.usual, "/kernels/context") != nullptr;
     return {named ? Json("ring") : Json(), "allgather", "alltoall"};
+  }
+  if (key == "parallel.pipeline_partition") {
+    // Where nodes are alike layers are divided by number.
+    return seed.cluster.pools.empty() ? std::vector<Json>()
+                                      : std::vector<Json>{"layers", "profiled"};
   }
   if (key == "offload.optimizer" || key == "offload.parameters") return {"none", "cpu"};
   if (key == "offload.activation_layers") return offloaded_layers(seed);

@@ -80,7 +80,7 @@ Outcome Evaluator::look_at(std::uint32_t of_case, std::uint32_t plan) const {
     return out;
   }
   out.least_gib = least_memory_gib(run.value());
-  if (out.least_gib > run.value().cluster.device.memory_gib) {
+  if (out.least_gib > run.value().cluster.most_memory_gib()) {
     out.fate = Fate::kTooLarge;
     return out;
   }

@@ -60,7 +60,7 @@ class Excess {
     const auto known = x_least.find(like(item));
     const Least& least = known == x_least.end() ? x_of_all : known->second;
     const double gib = item.least_gib + least.gib.value_or(0);
-    const bool doubtful = gib > x_cases[item.of_case].seed.cluster.device.memory_gib;
+    const bool doubtful = gib > x_cases[item.of_case].seed.cluster.most_memory_gib();
     return seconds * least.ratio.value_or(of_all()) * (doubtful ? kDoubt : 1) *
            (1 + kChunk * chunks);
   }
@@ -386,7 +386,7 @@ class Searcher {
       return true;
     }
     item.least_gib = bounds.least_gib(item.plan);
-    if (item.least_gib > x_cases[item.of_case].seed.cluster.device.memory_gib) {
+    if (item.least_gib > x_cases[item.of_case].seed.cluster.most_memory_gib()) {
       ++x_out.certificate.too_large;
       x_failures.note_large(item, item.least_gib);
       return true;

@@ -78,12 +78,30 @@ double price_of(const std::vector<ClusterPrice>& prices, const std::string& clus
   return any;
 }
 
+/// Of the mean accelerator of a case; 0 where the price of a pool is not known.
+double price_of(const std::vector<ClusterPrice>& prices, const SearchCase& of) {
+  const std::vector<Cluster>& pools = of.seed.cluster.pools;
+  const Json* written = of.run.find("cluster");
+  if (pools.empty() || written == nullptr) return price_of(prices, of.cluster);
+  const Json* all = written->find("pools");
+  double sum = 0;
+  for (std::size_t k = 0; k < pools.size(); ++k) {
+    const Json& pool = (*all->array())[k];
+    const Json* preset = pool.object() == nullptr ? &pool : pool.find("preset");
+    const bool named = preset != nullptr && preset->string() != nullptr;
+    const double price = price_of(prices, named ? *preset->string() : "");
+    if (price <= 0) return 0;
+    sum += price * pools[k].accelerators;
+  }
+  return sum / of.seed.cluster.accelerators;
+}
+
 constexpr double kSecondsPerHour = 3600, kJoulesPerKwh = 3.6e6;
 
 double weight_of(const SearchCase& of, Objective objective) {
   const auto ranks = static_cast<double>(of.seed.cluster.accelerators);
   if (objective == Objective::kEnergy) {
-    return ranks * of.seed.cluster.device.power_w / kJoulesPerKwh;
+    return of.seed.cluster.power_w() / kJoulesPerKwh;
   }
   if (objective != Objective::kCost) return 1;
   const double price = of.price_per_gpu_hour > 0 ? of.price_per_gpu_hour : 1;
@@ -99,8 +117,8 @@ Status check_weights(const std::vector<SearchCase>& cases, Objective objective) 
       return input_error("--objective cost: no price of " + one.cluster + "; give --price " +
                          one.cluster + "=PER_GPU_HOUR for every cluster");
     }
-    if (objective == Objective::kEnergy && one.seed.cluster.device.power_w <= 0) {
-      return input_error("--objective energy: the power of " + one.seed.cluster.device.name +
+    if (objective == Objective::kEnergy && one.seed.cluster.power_w() <= 0) {
+      return input_error("--objective energy: the power of " + device_names(one.seed.cluster) +
                          " is not known (power_w of its file)");
     }
   }
@@ -111,6 +129,7 @@ ChoosePrices profile_of(const Run& seed) {
   return [&seed](Run& run) {
     run.profile = seed.profile;
     run.profile_source = seed.profile_source;
+    run.pool_profiles = seed.pool_profiles;
     return ok_status();
   };
 }
@@ -121,8 +140,13 @@ Result<Run> SearchCase::resolve(const Json& written) const {
   return resolve_run(written, seed.source, {}, profile_of(seed), {&seed.model, &seed.cluster});
 }
 
-Result<Run> SearchCase::resolve_sample(const Json& written) const {
-  return resolve_run(written, seed.source, {}, profile_of(seed), {&seed.model, nullptr});
+Result<Run> SearchCase::resolve_sample(const Json& written, std::optional<std::size_t> pool) const {
+  const ChoosePrices of_pool = [&](Run& sample) {
+    if (*pool < seed.pool_profiles.size()) sample.profile = seed.pool_profiles[*pool];
+    return ok_status();
+  };
+  return resolve_run(written, seed.source, {}, pool ? of_pool : profile_of(seed),
+                     {&seed.model, nullptr});
 }
 
 Result<std::vector<SearchCase>> search_cases(const Json& run, const std::string& source,
@@ -142,7 +166,7 @@ Result<std::vector<SearchCase>> search_cases(const Json& run, const std::string&
         FT_ASSIGN(batch, global_batch_of(one));
       }
       one.cluster = cluster_name(one.run);
-      one.price_per_gpu_hour = price_of(options.prices, one.cluster);
+      one.price_per_gpu_hour = price_of(options.prices, one);
       FT_ASSIGN(one.space, Space::of(one.run, one.seed, batch, options.space));
       one.weight = weight_of(one, options.objective);
       out.push_back(std::move(one));

@@ -24,8 +24,8 @@ struct SearchCase {
 
   /// A RUN of another plan.
   Result<Run> resolve(const Json& written) const;
-  /// The same on fewer accelerators.
-  Result<Run> resolve_sample(const Json& written) const;
+  /// The same on fewer accelerators; on those of one pool by its prices.
+  Result<Run> resolve_sample(const Json& written, std::optional<std::size_t> pool = {}) const;
 };
 
 /// Of every cluster and size that the options name.

@@ -27,6 +27,9 @@ std::string question_of(const std::vector<SearchCase>& cases, const SearchOption
     add(dump_json(one.seed.resolved, -1));
     add(dump_json(to_json(one.seed.cluster), -1));
     if (one.seed.profile != nullptr) add(dump_json(to_json(*one.seed.profile), -1));
+    for (const auto& profile : one.seed.pool_profiles) {
+      add(profile != nullptr ? dump_json(to_json(*profile), -1) : "");
+    }
     const Model& m = one.seed.model;
     for (const std::int64_t size :
          {parameter_count(m), active_parameter_count(m), m.layers, m.hidden, m.heads, m.kv_heads,
@@ -56,7 +59,7 @@ FoundPlan found_plan(const SearchCase& of, double iteration_time_s) {
   out.iteration_time_s = iteration_time_s;
   const double seconds = static_cast<double>(out.accelerators) * iteration_time_s;
   out.cost = seconds / kHour * of.price_per_gpu_hour;
-  out.energy_kwh = seconds * of.seed.cluster.device.power_w / kKwh;
+  out.energy_kwh = iteration_time_s * of.seed.cluster.power_w() / kKwh;
   out.objective = iteration_time_s * of.weight;
   return out;
 }

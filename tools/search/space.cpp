@@ -288,7 +288,9 @@ bool Space::is_idle(const Dimension& dimension, const Degrees& d) {
   const std::string& key = dimension.key;
   if (key == "kernels.context") return d.context == 1;
   if (key.starts_with("overlap.tensor") || key == "parallel.sequence") return d.tensor == 1;
-  if (key == "overlap.pipeline" || key == "schedule") return d.pipeline == 1;
+  if (key == "overlap.pipeline" || key == "schedule" || key == "parallel.pipeline_partition") {
+    return d.pipeline == 1;
+  }
   return false;
 }
 

@@ -42,9 +42,13 @@ class Runs {
 
 class Balancer {
  public:
-  Balancer(const std::vector<LayerWeights>& kinds, std::size_t chunks)
-      : x_runs(kinds), x_count(x_runs.count()), x_chunks(chunks) {
-    FT_CHECK(chunks >= 1 && chunks <= x_count, "a chunk for every item at most");
+  Balancer(const std::vector<std::vector<LayerWeights>>& weights,
+           const std::vector<std::size_t>& kind_of_chunk)
+      : x_runs(weights.begin(), weights.end()),
+        x_kind(kind_of_chunk),
+        x_count(x_runs.front().count()),
+        x_chunks(kind_of_chunk.size()) {
+    FT_CHECK(x_chunks >= 1 && x_chunks <= x_count, "a chunk for every item at most");
     find_most();
     find_windows();
     find_lightest();
@@ -56,32 +60,54 @@ class Balancer {
     std::vector<std::size_t> out = {0};
     for (std::size_t c = 0; c < x_chunks; ++c) {
       const std::size_t begin = out.back();
-      std::size_t end = furthest(begin, x_last[c + 1], x_most);
-      while (between(begin, end) < least || value(c + 1, end) < least) --end;
+      std::size_t end = furthest(c, begin, x_last[c + 1], x_most);
+      while (between(c, begin, end) < least || value(c + 1, end) < least) --end;
       out.push_back(end);
     }
     return out;
   }
 
  private:
-  Weight between(std::size_t begin, std::size_t end) const { return x_runs.between(begin, end); }
-
-  /// Chunks as long as `bound` and an item for each of the others allow reach the end.
-  bool fits(Weight bound) const {
-    std::size_t at = 0;
-    for (std::size_t left = x_chunks; left-- > 0;) at = furthest(at, x_count - left, bound);
-    return at == x_count;
+  Weight between(std::size_t c, std::size_t begin, std::size_t end) const {
+    return x_runs[x_kind[c]].between(begin, end);
   }
-  std::size_t furthest(std::size_t begin, std::size_t last, Weight bound) const {
+
+  /// Places of a cut after so many chunks that leave each of the others an item.
+  std::size_t lowest(std::size_t chunks) const { return chunks; }
+  std::size_t highest(std::size_t chunks) const { return x_count - (x_chunks - chunks); }
+
+  /// Where the cut after each chunk may lie so that no chunk before it is heavier than `bound`. A
+  /// chunk may go further than is good: the next one takes an item at least, which may be too heavy
+  /// for it alone.
+  using Places = std::vector<std::vector<bool>>;
+  Places reached(Weight bound) const {
+    Places out(x_chunks + 1, std::vector<bool>(x_count + 1));
+    out[0][0] = true;
+    for (std::size_t c = 0; c < x_chunks; ++c) {
+      std::size_t end = 0;  // of chunk c, beyond which it is too heavy
+      std::size_t marked = 0;
+      for (std::size_t begin = lowest(c); begin <= highest(c); ++begin) {
+        if (!out[c][begin]) continue;
+        end = std::max(end, begin);
+        while (end < highest(c + 1) && between(c, begin, end + 1) <= bound) ++end;
+        for (marked = std::max(marked, begin); marked < end; ++marked)
+          out[c + 1][marked + 1] = true;
+      }
+    }
+    return out;
+  }
+  bool fits(Weight bound) const { return reached(bound).back()[x_count]; }
+  /// The end of chunk c, which takes one item at least.
+  std::size_t furthest(std::size_t c, std::size_t begin, std::size_t last, Weight bound) const {
     std::size_t end = begin + 1;
-    while (end < last && between(begin, end + 1) <= bound) ++end;
+    while (end < last && between(c, begin, end + 1) <= bound) ++end;
     return end;
   }
 
-  /// The heaviest chunk of the best cut, not less than any item.
+  /// The heaviest chunk of the best cut.
   void find_most() {
-    for (std::size_t i = 0; i < x_count; ++i) x_most = std::max(x_most, between(i, i + 1));
-    Weight high = between(0, x_count);
+    Weight high = 0;
+    for (std::size_t c = 0; c < x_chunks; ++c) high = std::max(high, between(c, 0, x_count));
     while (x_most < high) {
       const Weight middle = x_most + (high - x_most) / 2;
       const bool enough = fits(middle);
@@ -89,30 +115,31 @@ class Balancer {
     }
   }
 
-  /// The cut after c chunks lies between where those before it reach at most and where those after
-  /// it do, from the end; each of these places goes on to both ends.
+  /// The cut after c chunks lies between where those after it reach at most, from the end, and
+  /// where those before it do.
   void find_windows() {
+    const Places places = reached(x_most);
     x_first.assign(x_chunks + 1, x_count);
-    x_last.assign(x_chunks + 1, 0);
-    for (std::size_t c = 1; c <= x_chunks; ++c) {
-      x_last[c] = furthest(x_last[c - 1], x_count - (x_chunks - c), x_most);
+    x_last.assign(x_chunks + 1, x_count);
+    for (std::size_t c = 0; c <= x_chunks; ++c) {
+      while (!places[c][x_last[c]]) --x_last[c];
     }
     for (std::size_t c = x_chunks; c-- > 0;) {
       std::size_t begin = x_first[c + 1] - 1;
-      while (begin > c && between(begin - 1, x_first[c + 1]) <= x_most) --begin;
+      while (begin > lowest(c) && between(c, begin - 1, x_first[c + 1]) <= x_most) --begin;
       x_first[c] = begin;
     }
   }
 
-  /// Of the chunks after a cut, the lightest at best.
+  /// Of the chunks after a cut, the lightest at best; kImpossible where one is too heavy.
   void find_lightest() {
     x_values.resize(x_chunks + 1);
     x_values.back() = {std::numeric_limits<Weight>::max()};
     for (std::size_t c = x_chunks; c-- > 0;) {
       for (std::size_t begin = x_first[c]; begin <= x_last[c]; ++begin) {
-        Weight best = 0;
+        Weight best = kImpossible;
         for (std::size_t end = std::max(begin + 1, x_first[c + 1]); end <= x_last[c + 1]; ++end) {
-          const Weight own = between(begin, end);
+          const Weight own = between(c, begin, end);
           if (own > x_most) break;
           best = std::max(best, std::min(own, value(c + 1, end)));
         }
@@ -122,7 +149,10 @@ class Balancer {
   }
   Weight value(std::size_t c, std::size_t at) const { return x_values[c][at - x_first[c]]; }
 
-  Runs x_runs;
+  static constexpr Weight kImpossible = -1;
+
+  std::vector<Runs> x_runs;         ///< by kind of chunk
+  std::vector<std::size_t> x_kind;  ///< by chunk
   std::size_t x_count, x_chunks;
   Weight x_most = 0;
   std::vector<std::size_t> x_first, x_last;  ///< places of the cut after c chunks
@@ -152,7 +182,12 @@ LayerWeights parameter_weights(const Model& model, const Plan& plan) {
 
 std::vector<std::int64_t> balanced_layout(const std::vector<LayerWeights>& kinds,
                                           std::int64_t chunks) {
-  const Balancer balancer(kinds, static_cast<std::size_t>(chunks));
+  return balanced_layout({kinds}, std::vector<std::size_t>(static_cast<std::size_t>(chunks)));
+}
+
+std::vector<std::int64_t> balanced_layout(const std::vector<std::vector<LayerWeights>>& weights,
+                                          const std::vector<std::size_t>& kind_of_chunk) {
+  const Balancer balancer(weights, kind_of_chunk);
   const std::vector<std::size_t> cuts = balancer.cuts();
   std::vector<std::int64_t> out;
   for (std::size_t c = 0; c + 1 < cuts.size(); ++c) {

@@ -67,6 +67,7 @@ std::optional<std::pair<std::int64_t, std::int64_t>> fewer_stages(const Run& run
   constexpr std::int64_t kFewest = 64;
   constexpr std::int64_t kMost = 128;
   const std::int64_t stages = run.plan.pipeline;
+  if (!run.cluster.pools.empty()) return std::nullopt;
   if (stages < kFewest || run.plan.microbatches() < stages || !are_alike(run)) return std::nullopt;
   std::int64_t more = kFewest / 2;
   while (2 * more <= std::min(kMost, stages / 2)) more *= 2;

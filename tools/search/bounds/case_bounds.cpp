@@ -1,8 +1,10 @@
 #include "tools/search/bounds/case_bounds.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "hardware/pools/pools.h"
 #include "models/lower.h"
 #include "models/plan/layout/plan_layout.h"
 #include "models/plan/plan_schedule.h"
@@ -16,7 +18,7 @@ bool is_beside(const std::string& key) {
   return key == "parallel.pipeline" || key == "parallel.virtual_pipeline" || key == "schedule" ||
          key == "parallel.rank_order" || key == "overlap.gradient_reduce" ||
          key == "overlap.parameter_gather" || key == "overlap.pipeline" ||
-         key == "sharding.level" || key == "batch.micro";
+         key == "sharding.level" || key == "batch.micro" || key == "parallel.pipeline_partition";
 }
 
 /// Keys that change what data-parallel ranks exchange, the number of stages apart.
@@ -51,7 +53,40 @@ bool stages_are_outermost(const Plan& plan) {
 
 }  // namespace
 
+namespace {
+
+/// A sample on each pool alone: of the quickest layer there, and the memory of the first.
+SampleAnswer answer_on_pools(const SearchCase& of, const SampleRequest& sample) {
+  SampleAnswer out;
+  const Json* cluster = sample.run.find("cluster");
+  const Json* ranks = cluster->find("accelerators");
+  const Json* pools = cluster->find("pools");
+  for (std::size_t k = 0; k < of.seed.cluster.pools.size(); ++k) {
+    Json run = sample.run;
+    Json& pool = *run.find("cluster");
+    pool = (*pools->array())[k];
+    cluster_object(run).set("accelerators", *ranks);
+    if (value_of_key(run, "parallel.pipeline_partition") != nullptr) {
+      set_key(run, "parallel.pipeline_partition", Json("layers"));
+    }
+    const Result<Run> resolved = of.resolve_sample(run, k);
+    if (!resolved.ok() || !is_bounded(resolved.value())) return {};
+    const Result<LayerTimes> times = layer_times(resolved.value(), {false, false});
+    if (!times.ok() || times.value().layers.empty()) return {};
+    double least = std::numeric_limits<double>::max();
+    for (const LayerTime& layer : times.value().layers) {
+      least = std::min(least, (layer.forward + layer.backward).seconds());
+    }
+    out.pool_layer_s.push_back(least);
+    if (k == 0) out.layers = times.value();
+  }
+  return out;
+}
+
+}  // namespace
+
 SampleAnswer answer_of(const SearchCase& of, const SampleRequest& sample) {
+  if (!of.seed.cluster.pools.empty()) return answer_on_pools(of, sample);
   SampleAnswer out;
   const Result<Run> resolved = of.resolve_sample(sample.run);
   if (!resolved.ok() || !is_bounded(resolved.value())) return out;
@@ -74,8 +109,9 @@ CaseBounds::CaseBounds(const SearchCase& of) : x_case(of) {
   const bool fixed_order =
       std::none_of(of.space.dimensions().begin(), of.space.dimensions().end(),
                    [](const Dimension& one) { return one.key == "parallel.rank_order"; });
-  x_exchange_known =
-      x_known && fixed_order && stages_are_outermost(of.seed.plan) && !is_uneven(of.seed.cluster);
+  const bool alike = of.seed.cluster.pools.empty();
+  x_exchange_known = alike && x_known && fixed_order && stages_are_outermost(of.seed.plan) &&
+                     !is_uneven(of.seed.cluster);
 }
 
 const Json* CaseBounds::value(Point point, const char* key) const {
@@ -237,6 +273,10 @@ const CaseBounds::First& CaseBounds::first_of(Point point) {
   const bool same = x_first.sample == samples.plain && x_first.again == again;
   if (same && x_first.degrees == degrees) return x_first;
   x_first = {degrees, samples.plain, again, 0, 0};
+  if (!x_case.seed.cluster.pools.empty()) {
+    x_first.seconds = pooled_seconds(point, samples.plain);
+    return x_first;
+  }
   const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return x_first;
   const auto least_of = [&](const LayerTimes& layers) {
@@ -263,6 +303,7 @@ double CaseBounds::again_seconds(std::size_t plan) { return first_of(x_case.spac
 double CaseBounds::seconds(std::size_t plan) {
   const Samples samples = samples_of(plan, Ask::kTime);
   const Point point = x_case.space.at(plan);
+  if (!x_case.seed.cluster.pools.empty()) return pooled_seconds(point, samples.plain);
   const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return 0;
   const Degrees degrees = x_case.space.degrees(point);
@@ -273,6 +314,26 @@ double CaseBounds::seconds(std::size_t plan) {
   if (!exchange) return alone;
   const std::vector<ExchangeKernel>& beside = kernels(samples);
   return std::max(alone, least_step_s(loads, degrees.microbatches, *exchange, beside));
+}
+
+double CaseBounds::pooled_seconds(Point point, std::int64_t sample) const {
+  if (sample < 0) return 0;
+  const std::vector<double>& known =
+      x_samples[static_cast<std::size_t>(sample)].answer.pool_layer_s;
+  if (known.empty() || !stages_are_outermost(x_case.seed.plan)) return 0;
+  const Degrees d = x_case.space.degrees(point);
+  const Pools pools(x_case.seed.cluster);
+  const std::int64_t ranks = x_case.seed.cluster.accelerators / d.pipeline;
+  double rate = 0;  // layers of one microbatch a second, of all stages
+  for (std::int64_t s = 0; s < d.pipeline; ++s) {
+    const std::size_t first = pools.pool_of(RankId(static_cast<std::size_t>(s * ranks)));
+    const std::size_t last = pools.pool_of(RankId(static_cast<std::size_t>((s + 1) * ranks - 1)));
+    // Each rank of a stage runs all of its layers.
+    double slowest = 0;
+    for (std::size_t k = first; k <= last; ++k) slowest = std::max(slowest, known[k]);
+    rate += 1 / slowest;
+  }
+  return static_cast<double>(d.microbatches * x_case.seed.model.layers) / rate;
 }
 
 const std::vector<ExchangeKernel>& CaseBounds::kernels(const Samples& samples) {
@@ -317,7 +378,9 @@ double CaseBounds::least_gib(std::size_t plan) {
   const std::optional<LayerTimes> known = times(point, samples_of(plan, Ask::kMemory));
   if (!known) return 0;
   const Degrees d = x_case.space.degrees(point);
-  const bool stays = x_case.seed.plan.offload.activation_layers == 0 && stands_in_turn(point) &&
+  // Where layers may be divided by time the first stage may have few.
+  const bool stays = x_case.seed.cluster.pools.empty() &&
+                     x_case.seed.plan.offload.activation_layers == 0 && stands_in_turn(point) &&
                      value(point, "offload.activation_layers") == nullptr;
   // Of a microbatch of several sequences so many times as much.
   const double each = stays ? least_saved_bytes(*known, d, layout(d)) : 0;

@@ -2,6 +2,13 @@
 //
 // A sample is priced when the first plan needs it, once for all plans that share it: plans that are
 // never looked at cost no sample. A plan's first bound comes from a sample of its degrees alone.
+//
+// Of a cluster of pools a sample is priced on each. However L layers are divided over stages that
+// take t_s for one and see m microbatches, the stage that works longest does so for
+//
+//     m L / sum over s (1 / t_s)
+//
+// at least: if all worked for T they would do sum over s (T / (m t_s)) layers.
 #pragma once
 
 #include <array>
@@ -37,6 +44,8 @@ struct SampleAnswer {
   std::optional<LayerTimes> layers;
   std::optional<ExchangeTimes> times;
   std::vector<PassKernel> kernels;  ///< of the layers
+  std::vector<double>
+      pool_layer_s;  ///< of a cluster of pools: passes of the quickest layer on each
 };
 /// Prices a sample of a case. Thread-safe.
 SampleAnswer answer_of(const SearchCase& of, const SampleRequest& sample);
@@ -86,6 +95,8 @@ class CaseBounds {
   /// The kernels of a plan's layers beside what its ranks exchange.
   const std::vector<ExchangeKernel>& kernels(const Samples& samples);
   double states_gib(Point point, const LayerTimes& known) const;
+  /// Of the stages of a plan on pools; 0 where nothing is known.
+  double pooled_seconds(Point point, std::int64_t sample) const;
 
   const SearchCase& x_case;
   bool x_known = false, x_exchange_known = false;

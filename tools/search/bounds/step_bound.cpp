@@ -298,7 +298,9 @@ bool is_bounded(const Run& run) {
   const bool round = p.schedule == Schedule::k1F1B || p.schedule == Schedule::kInterleaved ||
                      p.schedule == Schedule::kGpipe || p.schedule == Schedule::kBreadthFirst;
   const bool plain = !p.overlap.passes && p.overlap.tensor_slices == 1 && !p.in_grid();
-  return stack && round && plain && p.stages.empty() && p.partition == Partition::kLayers &&
+  // On pools bounds hold of any division.
+  const bool even = p.partition == Partition::kLayers || !run.cluster.pools.empty();
+  return stack && round && plain && p.stages.empty() && even &&
          value_of_key(run.resolved, "parallel.pipeline_layout") == nullptr;
 }
 

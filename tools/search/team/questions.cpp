@@ -19,7 +19,9 @@ static auto fields(ExchangeTimes& t) {
                   t.sm_count);
 }
 static auto fields(SampleRequest& r) { return std::tie(r.run, r.ask, r.exchange); }
-static auto fields(SampleAnswer& a) { return std::tie(a.layers, a.times, a.kernels); }
+static auto fields(SampleAnswer& a) {
+  return std::tie(a.layers, a.times, a.kernels, a.pool_layer_s);
+}
 /// Without the retries of single Programs, which no search reads.
 static auto fields(MemoryReport& m) {
   return std::tie(m.peak_gib, m.capacity_gib, m.fits, m.by_kind_gib, m.communication_gib,
