@@ -364,7 +364,8 @@ Result<MpiWorld> join_tcp(const Workload& workload, const JobVariables& job, Sil
       unsetenv(kListenerVariable);
     }
     FT_ASSIGN(std::vector<Socket> ranks, meet_by_tcp(std::move(tcp)));
-    mesh = std::make_shared<TcpMesh>(job.rank, std::move(ranks), kEndsProcess, silence);
+    mesh = std::make_shared<TcpMesh>(job.rank, std::move(ranks),
+                                     silence.ends_process ? kEndsProcess : 0, silence);
     joined = mesh;
   }
   MpiWorld world;

@@ -21,6 +21,9 @@ struct Silence {
   double seconds = 0;
   bool hangs =
       true;  ///< devices work while the host does nothing: there only processes are watched
+  /// Where TCP connects the ranks: a process that is still here 3 s after its job has ended exits,
+  /// as one that waits for a device would for ever.
+  bool ends_process = true;
 };
 
 /// Where the ranks of a job are on one machine nothing but its scheduler delays signs of life.

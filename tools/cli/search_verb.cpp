@@ -81,6 +81,7 @@ Result<Searched> search_all(const SearchArgs& args, const SearchWatch& watch,
     asked.erase("search");
     SearchOptions narrowed = options;
     narrowed.state.clear();
+    if (!out.result.team_fault.empty()) narrowed.team = nullptr;  // there is nobody to ask
     narrowed.space.fixed.push_back(set.substr(0, set.find('=')));
     FT_ASSIGN(const SearchResult other, search_plans(asked, source, narrowed, watch));
     out.explained += explanation(out.result, other, set);

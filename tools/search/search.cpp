@@ -256,7 +256,7 @@ class Searcher {
     }
     const std::vector<Wanted> all(wanted.begin(), wanted.end());
     const double until = seconds() + kShareOfBudget * (x_options.budget_s - seconds());
-    const std::size_t at_once = kRoundSamples * x_crew.ranks();
+    const std::size_t at_once = x_crew.at_once(kRoundSamples);
     for (std::size_t first = 0; first < all.size(); first += at_once) {
       if (!may_go_on() || seconds() > until) break;
       const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
@@ -332,7 +332,7 @@ class Searcher {
     x_next.asks_alone = promises && !x_next.asks_alone;
     // The last rounds are as short as what is left.
     const std::size_t most =
-        std::max<std::size_t>(1, x_clock.room_for(kRoundSimulations * x_crew.ranks(), share()));
+        std::max<std::size_t>(1, x_clock.room_for(x_crew.at_once(kRoundSimulations), share()));
     while (!x_next.asks_alone && plans.size() < most && !x_next.ready.empty()) {
       Item item = x_next.ready.top();
       x_next.ready.pop();
@@ -358,7 +358,7 @@ class Searcher {
     constexpr std::size_t kMostAsked = 100'000;
     std::vector<Item> waiting;
     for (std::size_t asked = 0; asked < kMostAsked && !x_next.open.empty(); ++asked) {
-      if (x_next.wanted.size() >= kRoundSamples * x_crew.ranks()) break;
+      if (x_next.wanted.size() >= x_crew.at_once(kRoundSamples)) break;
       const Item item = x_next.open.top();
       x_next.open.pop();
       if (item.bound >= best()) {
@@ -582,7 +582,11 @@ Result<SearchResult> search_plans(const Json& run, const std::string& source,
   const Evaluator evaluator(cases, std::move(conditions));
   const Answerer answerer(cases, evaluator, options.space);
   if (options.team != nullptr) {
-    FT_TRY(options.team->agree(question_of(cases, options)));
+    std::string question = question_of(cases, options);
+    for (const std::string& key : options.space.fixed) question += " " + key;
+    question += names_stages(options.space) ? " names stages" : "";
+    question += tunes_stages(options.space) ? " tunes stages" : "";
+    FT_TRY(options.team->agree(question));
     if (!options.team->leads()) {
       FT_TRY(options.team->help(
           [&](const std::string& asked) { return answerer.answer_packed(asked); }));

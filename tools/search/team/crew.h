@@ -21,8 +21,10 @@ class Crew {
   Crew& operator=(Crew&&) = delete;
   ~Crew();
 
-  std::size_t threads() const;  ///< of all processes
-  std::size_t ranks() const { return x_team == nullptr ? 1 : x_team->ranks(); }
+  std::size_t threads() const;  ///< of all processes that help
+  /// Questions of a round, `alone` for one process whatever its threads: as many times more as
+  /// there are ranks, and one at least for each of all their threads.
+  std::size_t at_once(std::size_t alone) const;
 
   /// In the order of the questions. Who is free takes the next: give the longest first.
   std::vector<Answer> answers(const std::vector<Question>& questions) const;
@@ -30,11 +32,17 @@ class Crew {
   std::string fault() const;
 
  private:
-  Answer answer(std::size_t lane, const Question& question) const;
+  /// A thread of this process, or one that waits for a helper.
+  struct Lane {
+    bool here = true;
+    std::size_t helper = 0;
+  };
+  Answer answer(const Lane& lane, const Question& question) const;
 
   const Answerer& x_answerer;
   SearchTeam* x_team;
   std::size_t x_threads;
+  std::vector<Lane> x_lanes;  ///< where fewer questions are than lanes each rank has some
   mutable std::mutex x_mutex;
   mutable std::string x_fault;
 };

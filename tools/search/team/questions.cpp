@@ -11,7 +11,7 @@ namespace foretrain {
 static auto fields(LayerTimes& t) {
   return std::tie(t.layers, t.host_waits, t.first_forward, t.first_backward, t.last_forward,
                   t.last_backward, t.passing, t.weight_bytes, t.gradient_bytes, t.state_bytes,
-                  t.kernels);
+                  t.kernels, t.pool_layer_s);
 }
 static auto fields(StageExchange& s) { return std::tie(s.gathers, s.reductions, s.holding); }
 static auto fields(ExchangeTimes& t) {
@@ -19,9 +19,7 @@ static auto fields(ExchangeTimes& t) {
                   t.sm_count);
 }
 static auto fields(SampleRequest& r) { return std::tie(r.run, r.ask, r.exchange); }
-static auto fields(SampleAnswer& a) {
-  return std::tie(a.layers, a.times, a.kernels, a.pool_layer_s);
-}
+static auto fields(SampleAnswer& a) { return std::tie(a.layers, a.times, a.kernels); }
 /// Without the retries of single Programs, which no search reads.
 static auto fields(MemoryReport& m) {
   return std::tie(m.peak_gib, m.capacity_gib, m.fits, m.by_kind_gib, m.communication_gib,

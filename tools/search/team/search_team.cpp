@@ -6,6 +6,7 @@
 #include <new>
 #include <thread>
 
+#include "executor/job_variables.h"
 #include "executor/launch.h"
 #include "executor/transport.h"
 #include "sim/base/rng.h"
@@ -48,7 +49,13 @@ Result<std::unique_ptr<SearchTeam>> SearchTeam::join(std::size_t threads) {
       workload.channels.push_back(channel);
     }
   }
-  FT_ASSIGN(out->x_world, join_job(workload));
+  // Ranks work long without a word, but none is stopped; the leader goes on alone.
+  const JobVariables job = job_variables();
+  Silence silence;
+  silence.seconds = -1;
+  silence.hangs = false;
+  silence.ends_process = job.by != JobVariables::By::kTcp || job.rank != 0;
+  FT_ASSIGN(out->x_world, join_job(workload, silence));
   out->x_threads = std::min(threads > 0 ? threads : own_cores(), kMostThreads);
   // Who waits leaves its core to who works.
   out->x_world.transport->kernel_begins(out->x_world.rank);
@@ -134,8 +141,14 @@ Result<std::string> SearchTeam::receive(const Helper& helper, bool to_leader) {
 }
 
 Result<std::string> SearchTeam::ask(std::size_t helper, const std::string& question) {
-  FT_TRY(send(x_helpers[helper], false, question));
-  return receive(x_helpers[helper], true);
+  try {
+    FT_TRY(send(x_helpers[helper], false, question));
+    return receive(x_helpers[helper], true);
+  } catch (const std::bad_alloc&) {
+    // The helper would wait for ever to be heard.
+    x_world.transport->abort(kNoMemory);
+    return reason_or_want(kNoMemory);
+  }
 }
 
 void SearchTeam::dismiss() noexcept {
@@ -159,11 +172,16 @@ Status SearchTeam::help_on_thread(std::size_t thread, const AnswerPacked& answer
 Status SearchTeam::help(const AnswerPacked& answer) {
   std::vector<Status> ends(x_threads, ok_status());
   const auto flag = stop_flag();
-  FT_TRY(all_at_once(x_threads, [&](std::size_t thread) {
-    const StopScope stop(flag);
-    ends[thread] = or_want([&] { return help_on_thread(thread, answer); });
-    if (!ends[thread].ok()) x_world.transport->abort(ends[thread].error().message);
-  }));
+  const auto help_on_all = [&] {
+    return all_at_once(x_threads, [&](std::size_t thread) {
+      const StopScope stop(flag);
+      ends[thread] = or_want([&] { return help_on_thread(thread, answer); });
+      if (!ends[thread].ok()) x_world.transport->abort(ends[thread].error().message);
+    });
+  };
+  const Status begun = or_want(help_on_all);
+  if (!begun.ok()) x_world.transport->abort(begun.error().message);  // the leader would wait
+  FT_TRY(begun);
   for (const Status& end : ends) FT_TRY(end);
   return ok_status();
 }

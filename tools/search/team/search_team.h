@@ -37,6 +37,7 @@ class SearchTeam {
 
   /// Of the leader: threads of other ranks, from 0. One question at a time for each.
   std::size_t helpers() const { return x_helpers.size(); }
+  std::size_t thread_of(std::size_t helper) const { return x_helpers[helper].thread; }
   Result<std::string> ask(std::size_t helper, const std::string& question);
   /// The others' `help` returns.
   void dismiss() noexcept;
