@@ -101,7 +101,7 @@ Status check_complete(const Cluster& cluster, const std::string& source,
                        std::string(name_of(cluster.topology.kind)) +
                        "; accepted: \"torus\" for both or for neither");
   }
-  if (cluster.accelerators_per_package > 1 && cluster.package_gb_per_s <= 0) {
+  if (cluster.package.accelerators > 1 && cluster.package.gb_per_s <= 0) {
     return lacks("package_gb_per_s");
   }
   if (cluster.nodes() > 1 && (cluster.nics_per_node == 0 || cluster.nic_gbit_per_s <= 0)) {
@@ -116,6 +116,10 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   if (json.object() == nullptr) {
     return input_error(place_in(source, pointer) + "found " + describe(json) +
                        "; accepted: a cluster's name, a path, or an object");
+  }
+  if (json.find("pools") != nullptr) {
+    return input_error(place_in(source, pointer) +
+                       "pools stand in a RUN's own cluster, not in what it names");
   }
   JsonReader reader(json, source, pointer);
   Cluster cluster;
@@ -219,8 +223,8 @@ Result<Cluster> read_pools(const Json& json, const std::string& source,
   }
   FT_TRY(reader.finish());
   const std::string place = reader.pointer("pools");
-  if (pools->array() == nullptr || pools->array()->size() < 2) {
-    return input_error(place_in(source, place) + "found " + describe(*pools) +
+  if (pools == nullptr || pools->array() == nullptr || pools->array()->size() < 2) {
+    return input_error(place_in(source, place) + "found " + describe(*json.find("pools")) +
                        ", expected two or more clusters, each with its accelerators");
   }
   std::vector<Cluster> all;
@@ -246,6 +250,19 @@ Result<Cluster> read_pools(const Json& json, const std::string& source,
   if (accelerators > 1 << 20) {
     return input_error(place_in(source, place) + "pools have " + std::to_string(accelerators) +
                        " accelerators, accepted are up to 1048576");
+  }
+  // Groups of several pools lie as on equal nodes of one (hardware/pools/pools.h).
+  constexpr std::int64_t kMostPlaces = 1 << 24;
+  for (const Cluster& nodes : all) {
+    std::int64_t places = 0;
+    for (const Cluster& pool : all) {
+      const std::int64_t each = nodes.accelerators_per_node;
+      places += pool.nodes() * ((pool.accelerators_per_node + each - 1) / each) * each;
+    }
+    if (places <= kMostPlaces) continue;
+    return input_error(place_in(source, place) + "nodes of " +
+                       std::to_string(nodes.accelerators_per_node) +
+                       " accelerators and nodes of few in one job; found sizes out of proportion");
   }
   // Every rank is as slow as the slowest of the job.
   for (Cluster& one : all) {
@@ -324,9 +341,9 @@ Json to_json(const Cluster& cluster) {
   }
   out.set("scale_up", name_of(cluster.scale_up));
   if (!cluster.mesh_links.empty()) out.set("mesh_links", to_json(cluster.mesh_links));
-  if (cluster.accelerators_per_package > 1) {
-    out.set("accelerators_per_package", cluster.accelerators_per_package);
-    out.set("package_gb_per_s", cluster.package_gb_per_s);
+  if (cluster.package.accelerators > 1) {
+    out.set("accelerators_per_package", cluster.package.accelerators);
+    out.set("package_gb_per_s", cluster.package.gb_per_s);
   }
   if (cluster.accelerators_per_pcie_switch > 1) {
     out.set("accelerators_per_pcie_switch", cluster.accelerators_per_pcie_switch);

@@ -30,6 +30,13 @@ std::string_view name_of(ScaleUp scale_up);
 std::string_view name_of(Cpu cpu);
 std::string_view name_of(Fabric fabric);
 
+/// Neighbouring accelerators whose links are faster than those of their node.
+struct Package {
+  std::int32_t accelerators = 1;
+  double gb_per_s = 0;  ///< between two of them; 0 where they have no links of their own
+  bool operator==(const Package&) const = default;
+};
+
 /// Rank r is on node r / accelerators_per_node with local index r % accelerators_per_node.
 /// NICs are shared evenly: with fewer NICs than accelerators, neighbours share one; with more, each
 /// accelerator drives several. Rates are decimal, one direction.
@@ -53,8 +60,7 @@ struct Cluster {
   Fabric fabric = Fabric::kInfiniBand;
   Topology topology;
   double network_latency_us = 2.8;  ///< one way, below one leaf
-  std::int32_t accelerators_per_package = 1;
-  double package_gb_per_s = 0;  ///< between accelerators of one package; 0 where they have no own
+  Package package;
   std::int32_t accelerators_per_pcie_switch = 1;  ///< that share one uplink to host and peers
   bool sharp = false;     ///< switches may reduce (SHARP), where the fabric has that
   double host_speed = 1;  ///< of one thread, relative to an EPYC 7003: scales launches

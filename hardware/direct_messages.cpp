@@ -64,7 +64,7 @@ Cost direct_messages_cost(const Cluster& cluster, const LinkRates& rates,
   }
   if (work.messages.empty()) return Cost{};
   const double inside_rate =
-      std::max(cluster.device.scale_up_gb_per_s, cluster.package_gb_per_s) * rates.scale_up;
+      std::max(cluster.device.scale_up_gb_per_s, cluster.package.gb_per_s) * rates.scale_up;
   const double nic_rate = cluster.nic_port_gb_per_s() * rates.network;
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     const double rate = i >= static_cast<std::size_t>(Port::kNicOut) ? nic_rate : inside_rate;

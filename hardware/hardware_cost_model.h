@@ -30,7 +30,8 @@ struct PriceOptions {
 /// are bugs.
 std::unique_ptr<CostModel> make_cost_model(const Cluster& cluster, const PriceOptions& options);
 
-/// Prices of a cluster of pools; `views` has a model for each view of them (hardware/pools/pools.h).
+/// Prices of a cluster of pools; `views` has a model for each view of them
+/// (hardware/pools/pools.h).
 std::unique_ptr<CostModel> make_pooled_cost_model(const Cluster& cluster,
                                                   std::vector<std::unique_ptr<CostModel>> views);
 

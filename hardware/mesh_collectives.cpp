@@ -66,7 +66,7 @@ const MeshLaw& mesh_law(Architecture architecture) {
 
 double mesh_pair_gb_per_s(const Cluster& cluster, const LinkRates& rates,
                           const Placement& placement) {
-  if (placement.one_package) return cluster.package_gb_per_s * rates.scale_up;
+  if (placement.one_package) return cluster.package.gb_per_s * rates.scale_up;
   const double port = port_gb_per_s(cluster, rates);
   if (cluster.scale_up != ScaleUp::kFullMesh) return port;
   return port / std::max(1, cluster.device.scale_up_links);

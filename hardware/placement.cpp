@@ -88,7 +88,7 @@ void count_domain(const Cluster& cluster, std::span<const RankId> members, Place
   const auto spread = [&](std::int32_t size) {
     return cluster.local_of(members.front()) / size != cluster.local_of(members.back()) / size;
   };
-  placement.one_package = placement.one_package && !spread(cluster.accelerators_per_package);
+  placement.one_package = placement.one_package && !spread(cluster.package.accelerators);
   placement.across_switches =
       placement.across_switches || spread(cluster.accelerators_per_pcie_switch);
 }
@@ -150,7 +150,7 @@ Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> r
   }
   Placement placement;
   placement.ranks = static_cast<std::int32_t>(sorted.size());
-  placement.one_package = cluster.accelerators_per_package > 1;
+  placement.one_package = cluster.package.accelerators > 1;
   std::span<const RankId> fullest;
   std::size_t begin = 0;
   for (std::size_t i = 1; i <= sorted.size(); ++i) {

@@ -39,7 +39,7 @@ bool lies_below_one_leaf(const Cluster& c) {
   return !levels.empty() && c.nodes() <= levels.front().nodes && !to_rails;
 }
 
-ClusterKeys keys_of_nodes() {
+ClusterKeys keys_of_devices() {
   return {
       ClusterKey::elsewhere("cluster.preset", KeyType::kText)
           .says("A cluster preset or a path, whose fields the other keys override."),
@@ -67,14 +67,24 @@ ClusterKeys keys_of_nodes() {
           .probe("4"),
       count_of("cluster.accelerators_per_tray", &Cluster::accelerators_per_tray, 1, 1 << 16)
           .says("A rack gives jobs so many at a time."),
+  };
+}
+
+ClusterKeys keys_of_nodes() {
+  return {
       ClusterKey::choice<ScaleUp>("cluster.scale_up", scale_up_names(),
                                   [](Cluster& c, ScaleUp v) { c.scale_up = v; })
           .says("What connects the accelerators of a node."),
       ClusterKey::elsewhere("cluster.mesh_links")
           .says("Of a mesh: a row for each accelerator of a node, its links to each."),
-      count_of("cluster.accelerators_per_package", &Cluster::accelerators_per_package, 1, 4096)
+      ClusterKey::count(
+          "cluster.accelerators_per_package",
+          [](Cluster& c, std::int64_t v) { c.package.accelerators = static_cast<std::int32_t>(v); })
+          .range(1, 4096)
           .says("Accelerators of a package with faster links of its own."),
-      number_of("cluster.package_gb_per_s", &Cluster::package_gb_per_s, 1e-3, 1e7)
+      ClusterKey::number("cluster.package_gb_per_s",
+                         [](Cluster& c, double v) { c.package.gb_per_s = v; })
+          .range(1e-3, 1e7)
           .says("Rate of those."),
       count_of("cluster.accelerators_per_pcie_switch", &Cluster::accelerators_per_pcie_switch, 1,
                4096)
@@ -184,7 +194,8 @@ const std::vector<std::string>& fabric_names() {
 
 const ClusterKeys& cluster_keys() {
   static const ClusterKeys all = [] {
-    ClusterKeys out = keys_of_nodes();
+    ClusterKeys out = keys_of_devices();
+    for (ClusterKey& key : keys_of_nodes()) out.push_back(std::move(key));
     for (ClusterKey& key : keys_of_network()) out.push_back(std::move(key));
     return out;
   }();

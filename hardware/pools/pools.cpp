@@ -1,6 +1,7 @@
 #include "hardware/pools/pools.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "sim/base/check.h"
 
@@ -10,6 +11,16 @@ namespace {
 /// Nodes of `node` accelerators that one of the pool's stands for.
 std::int32_t filled_nodes(const Cluster& pool, std::int32_t node) {
   return (pool.accelerators_per_node + node - 1) / node;
+}
+
+/// Whether an accelerator of `a` has less of the network than one of `b`; of equals those behind
+/// fewer ports, then those that wait longer.
+bool is_slower(const Cluster& a, const Cluster& b) {
+  const auto order = [](const Cluster& one) {
+    return std::tuple(one.node_network_gb_per_s() / one.accelerators_per_node,
+                      one.nic_ports_per_node(), -one.network_latency_us);
+  };
+  return order(a) < order(b);
 }
 
 }  // namespace
@@ -55,7 +66,7 @@ std::size_t Pools::view_of(std::span<const RankId> ranks) const {
   for (const RankId rank : ranks) {
     const std::size_t k = pool_of(rank);
     one = one && k == first;
-    if (pool(k).nic_port_gb_per_s() < pool(slowest).nic_port_gb_per_s()) slowest = k;
+    if (k != slowest && is_slower(pool(k), pool(slowest))) slowest = k;
   }
   return one ? first : x_cluster.pools.size() + slowest;
 }

@@ -2,9 +2,9 @@
 //
 // Ranks of the first pool come first, then those of the second, and so on. Within a pool all is as
 // in a cluster of its own. A group of ranks of several pools lies as in one cluster of equal nodes,
-// those of its pool whose network is slowest: a node of another pool with more accelerators stands
-// for as many nodes as it fills, one with fewer for one. Left out: links within nodes of the other
-// pools in such a group, and switches that join pools and are slower than both.
+// those of its pool with the slowest network for each accelerator: a node of another pool with more
+// accelerators stands for as many nodes as it fills, one with fewer for one. Left out: links within
+// nodes of the other pools in such a group, and switches that join pools and are slower than both.
 #pragma once
 
 #include <span>

@@ -32,7 +32,7 @@ Result<foretrain::Run> run_on(const std::string& cluster,
 
 Prediction predicted(const foretrain::Run& run, bool full = false) {
   PredictOptions options;
-  options.sensitivity = false;
+  options.sensitivity = !full;
   options.full = full;
   const Result<Prediction> out = predict(run, options);
   EXPECT_TRUE(out.ok()) << out.error().message;
@@ -53,6 +53,7 @@ const std::vector<std::vector<std::string>>& plans() {
       {"parallel.pipeline=1", "parallel.tensor=4", "sharding.level=parameters"},
       {"parallel.pipeline=4", "parallel.virtual_pipeline=2", "parallel.tensor=1"},
       {"parallel.pipeline=8", "recompute=full"},
+      {"offload.optimizer=nvme"},
       {"parallel.tensor=8", "overlap.tensor=true", "parallel.pipeline_partition=profiled"}};
   return all;
 }
@@ -66,6 +67,11 @@ TEST(Pools, OfEqualNodesAreOneCluster) {
     EXPECT_EQ(one.memory.peak_gib, two.memory.peak_gib);
     EXPECT_EQ(one.mfu, two.mfu);
     EXPECT_EQ(one.hfu, two.hfu);
+    ASSERT_EQ(one.sensitivity.size(), two.sensitivity.size());
+    for (std::size_t i = 0; i < one.sensitivity.size(); ++i) {
+      EXPECT_EQ(one.sensitivity[i].gain_s, two.sensitivity[i].gain_s)
+          << one.sensitivity[i].resource;
+    }
   }
 }
 
@@ -122,6 +128,35 @@ TEST(Pools, FitWhereEveryDeviceHasRoom) {
   EXPECT_TRUE(predicted_on(pools(kH100, kA100)).memory.fits);
 }
 
+// Each pool's nodes have memory of their own; what is not known of one hides no other.
+TEST(Pools, FitOnEveryHost) {
+  const std::vector<std::string> offloaded = {"offload.optimizer=cpu"};
+  const std::string little = R"({"preset": "dgx-h100", "accelerators": 8, "host_memory_gib": 1})";
+  for (const std::string& mixed : {pools(kA100, little), pools(little, kA100),
+                                   pools(R"({"preset": "hgx-h800", "accelerators": 8})", little)}) {
+    const Prediction tight = predicted_on(mixed, offloaded);
+    EXPECT_FALSE(tight.memory.fits) << mixed;
+    EXPECT_FALSE(tight.memory.host_fits());
+    EXPECT_FALSE(tight.memory.within(1));
+    EXPECT_TRUE(tight.memory.storage_fits());
+  }
+  EXPECT_TRUE(predicted_on(pools(kA100, kH100), offloaded).memory.fits);
+}
+
+// Which pool comes first decides nothing of how both reach each other.
+TEST(Pools, MeetOnTheSlowerNetwork) {
+  const std::string one_nic = R"({"preset": "dgx-h100", "accelerators": 8,
+      "network": {"nics_per_node": 1}})";
+  const std::vector<std::string> data = {"parallel.pipeline=1", "parallel.tensor=1",
+                                         "sharding.level=none"};
+  const double first = predicted_on(pools(one_nic, kH100), data).iteration_time_s;
+  EXPECT_EQ(first, predicted_on(pools(kH100, one_nic), data).iteration_time_s);
+  EXPECT_EQ(first, predicted_on(R"({"preset": "dgx-h100", "accelerators": 16,
+      "network": {"nics_per_node": 1}})",
+                                data)
+                       .iteration_time_s);
+}
+
 // A node of eight stands for two of four where those have the slower network.
 TEST(Pools, AreOneClusterBetweenThem) {
   const Result<foretrain::Run> run =
@@ -148,6 +183,10 @@ TEST(Pools, SayWhatIsWrong) {
       {R"({"pools": []})", "expected two or more clusters"},
       {R"({"pools": [)" + std::string(kH100) + "]}", "expected two or more clusters"},
       {R"({"pools": 3})", "expected two or more clusters"},
+      {R"({"pools": null})", "/cluster/pools: found null, expected two or more clusters"},
+      {pools(R"({"preset": "dgx-h100", "accelerators": 65536, "accelerators_per_node": 1})",
+             R"({"preset": "dgx-h100", "accelerators": 65536, "accelerators_per_node": 65536})"),
+       "sizes out of proportion"},
       {R"({"preset": "dgx-h100", "pools": [)" + std::string(kH100) + ", " + kA100 + "]}",
        "/cluster/preset: stands beside \"pools\""},
       {pools(kH100, pools(kH100, kA100)), "/cluster/pools/1: a pool has no pools of its own"},

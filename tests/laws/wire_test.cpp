@@ -28,11 +28,11 @@ double must_cross(CollectiveKind kind, double members, double n) {
 double links_gb_per_s(const Cluster& cluster, bool inside, bool outside) {
   // What a NIC brings to a device of PCIe passes the same lanes; a package has links of its own.
   if (cluster.scale_up == ScaleUp::kPcie) {
-    const bool package = inside && cluster.accelerators_per_package > 1;
+    const bool package = inside && cluster.package.accelerators > 1;
     return std::max(cluster.device.pcie_gb_per_s, package ? cluster.device.scale_up_gb_per_s : 0);
   }
   const DeviceSpec& device = cluster.device;
-  const double own = std::max(device.scale_up_gb_per_s, cluster.package_gb_per_s);
+  const double own = std::max(device.scale_up_gb_per_s, cluster.package.gb_per_s);
   return (inside ? own : 0) + (outside ? cluster.nic_port_gb_per_s() : 0);
 }
 

@@ -97,8 +97,8 @@ Status use_shipped_profile(Run& run) {
 
 PriceOptions price_options(const Run& run) {
   PriceOptions out;
-  out.dispatch_per_kernel = run.dispatch;
-  out.captured_dispatch = run.captured_dispatch;
+  out.dispatch_per_kernel = run.dispatch.each;
+  out.captured_dispatch = run.dispatch.captured;
   out.host_operations = run.plan.host_operations;
   return out;
 }

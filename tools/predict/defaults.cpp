@@ -53,6 +53,24 @@ Status read_lacking(const Json* lacks, const std::string& source, Run& run) {
   return ok_status();
 }
 
+/// Of a file's `architectures` what the run's device has. Of devices of several architectures only
+/// what all of them have; else a note says so.
+const Json* of_architecture(Run& run, const Json& architectures, const std::string& source) {
+  const auto found = [&](const Cluster& cluster) {
+    return architectures.find(name_of(cluster.device.architecture));
+  };
+  const Json* out = found(run.cluster);
+  for (const Cluster& pool : run.cluster.pools) {
+    const Json* other = found(pool);
+    const bool same = (out == nullptr) == (other == nullptr) && (out == nullptr || *out == *other);
+    if (same) continue;
+    run.notes.push_back(source + " has other defaults for " + device_names(run.cluster) +
+                        "; those of none of them are taken");
+    return nullptr;
+  }
+  return out;
+}
+
 /// The `defaults` of a file, then of its `architectures` that of the run's device.
 Status lay_defaults(Run& run, const Json* defaults, const Json* by_architecture,
                     const std::string& source) {
@@ -62,11 +80,12 @@ Status lay_defaults(Run& run, const Json* defaults, const Json* by_architecture,
   }
   if (by_architecture == nullptr) return ok_status();
   JsonReader architectures(*by_architecture, source, "/architectures");
+  const Json* own = of_architecture(run, *by_architecture, source);
   for (const std::string& name : architecture_names()) {
     const Json* of_one = architectures.take(name);
     if (of_one == nullptr) continue;
     FT_TRY(check_plan_keys(*of_one, source, "/architectures/" + name));
-    if (name != name_of(run.cluster.device.architecture)) continue;
+    if (of_one != own) continue;
     overlay(run.resolved, *of_one, source + " on " + name, "", run.origins);
   }
   return architectures.finish();

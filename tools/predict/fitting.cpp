@@ -435,7 +435,11 @@ class Search {
   /// a plan that is planned fits with a few per cent to spare.
   bool has_room(const Sets& more) {
     std::vector<Change>& all = x_out.changes;
-    const double most = kRoomyShare * x_run.cluster.device.memory_gib;
+    double memory = x_run.cluster.device.memory_gib;
+    for (const Cluster& pool : x_run.cluster.pools) {
+      memory = std::min(memory, pool.device.memory_gib);
+    }
+    const double most = kRoomyShare * memory;
     const auto roomy = [&](const Change& c) { return c.sets == more && c.peak_gib <= most; };
     if (all.back().peak_gib <= most || std::none_of(all.begin(), all.end(), roomy)) return true;
     all.pop_back();

@@ -257,6 +257,17 @@ Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std
 
 }  // namespace
 
+/// Keeps what fills its capacity more. What has a known capacity goes before what has not (0).
+void take_fuller(double used, double capacity, double& out, double& out_capacity) {
+  const bool known = capacity > 0;
+  const bool out_known = out_capacity > 0;
+  const bool fuller =
+      known == out_known ? (known ? used * out_capacity > out * capacity : used > out) : known;
+  if (!fuller) return;
+  out = used;
+  out_capacity = capacity;
+}
+
 /// Beside the devices: of the node whose ranks keep most of what it has, the mean.
 void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
   std::vector<double> on_host, in_storage;
@@ -268,38 +279,30 @@ void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
   for (const Cluster& pool : run.cluster.pools) pools.push_back(&pool);
   if (pools.empty()) pools.push_back(&run.cluster);
   std::size_t begin = 0;
-  double fullest = -1;
   for (const Cluster* pool : pools) {
     const std::size_t last =
         std::min(workload.ranks.size(), begin + static_cast<std::size_t>(pool->accelerators));
     const auto each =
         std::min<std::size_t>(last - begin, static_cast<std::size_t>(pool->accelerators_per_node));
-    MemoryReport here;
+    double host = 0, storage = 0;  // of the node with most
     for (std::size_t first = begin; first < last; first += each) {
-      double host = 0, storage = 0;
+      double node_host = 0, node_storage = 0;
       const std::size_t end = std::min(last, first + each);
       for (std::size_t r = first; r < end; ++r) {
-        host += on_host[workload.ranks[r].program.index()];
-        storage += in_storage[workload.ranks[r].program.index()];
+        node_host += on_host[workload.ranks[r].program.index()];
+        node_storage += in_storage[workload.ranks[r].program.index()];
       }
       // A last node with fewer ranks has as much memory for them.
-      here.host_gib = std::max(here.host_gib, host / static_cast<double>(each));
-      here.storage_gib = std::max(here.storage_gib, storage / static_cast<double>(each));
+      host = std::max(host, node_host / static_cast<double>(each));
+      storage = std::max(storage, node_storage / static_cast<double>(each));
     }
-    here.host_capacity_gib = pool->host_memory_gib / static_cast<double>(each);
-    here.storage_capacity_gib = pool->storage_tb * 1e12 / kGiB / static_cast<double>(each);
-    out.fits = out.fits && here.host_fits() && here.storage_fits();
-    const double full =
-        here.host_capacity_gib > 0 ? here.host_gib / here.host_capacity_gib : here.host_gib;
-    if (full > fullest) {
-      out.host_gib = here.host_gib;
-      out.storage_gib = here.storage_gib;
-      out.host_capacity_gib = here.host_capacity_gib;
-      out.storage_capacity_gib = here.storage_capacity_gib;
-      fullest = full;
-    }
+    const auto ranks_of_node = static_cast<double>(each);
+    take_fuller(host, pool->host_memory_gib / ranks_of_node, out.host_gib, out.host_capacity_gib);
+    take_fuller(storage, pool->storage_tb * 1e12 / kGiB / ranks_of_node, out.storage_gib,
+                out.storage_capacity_gib);
     begin = last;
   }
+  out.fits = out.fits && out.host_fits() && out.storage_fits();
 }
 
 MemoryOdds odds_of(const Run& run, const MemoryReport& memory) {

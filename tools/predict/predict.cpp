@@ -171,8 +171,12 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const PriceOption
   Run with_storage;
   if (uses_storage(run.plan.offload)) {
     with_storage = run;
-    with_storage.cluster.storage_gb_per_s *= kFaster;
-    with_storage.cluster.storage_write_gb_per_s *= kFaster;
+    std::vector<Cluster*> clusters = {&with_storage.cluster};
+    for (Cluster& pool : with_storage.cluster.pools) clusters.push_back(&pool);
+    for (Cluster* cluster : clusters) {
+      cluster->storage_gb_per_s *= kFaster;
+      cluster->storage_write_gb_per_s *= kFaster;
+    }
     all.push_back({"storage", usual, &step, &with_storage, &run.plan});
   }
   std::optional<LoweredStep> with_data;

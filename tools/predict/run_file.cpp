@@ -531,8 +531,8 @@ Result<Run> resolve(const Json& json, const std::string& source,
   run.plan = std::move(plan.value());
   FT_TRY(check_types(run, run.cluster.device));
   for (const Cluster& pool : run.cluster.pools) FT_TRY(check_types(run, pool.device));
-  run.dispatch = launch_time(run.resolved, dispatch_key(run.resolved));
-  run.captured_dispatch = launch_time(run.resolved, "graph_dispatch_us");
+  run.dispatch.each = launch_time(run.resolved, dispatch_key(run.resolved));
+  run.dispatch.captured = launch_time(run.resolved, "graph_dispatch_us");
   run.graphs = cuda_graph(run.resolved) == "full";
   run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
   const auto find = run.cluster.pools.empty() ? find_profile : find_pool_profiles;

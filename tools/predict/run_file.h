@@ -21,6 +21,12 @@ namespace foretrain {
 /// The preset of a cluster that a user has yet to name: what `import` writes in its place.
 inline constexpr std::string_view kOpenCluster = "SET-A-CLUSTER";
 
+/// Host time of one operation, and of one in a graph of several.
+struct Dispatch {
+  Time each, captured;
+  bool operator==(const Dispatch&) const = default;
+};
+
 /// A RUN, resolved and read.
 struct Run {
   std::string name;
@@ -35,7 +41,7 @@ struct Run {
   Model model;
   Cluster cluster;
   Plan plan;
-  Time dispatch, captured_dispatch;              ///< host time of one operation, also in a graph
+  Dispatch dispatch;
   bool graphs = false, graphs_by_layer = false;  ///< launch.cuda_graph: full, layer
   /// Measured prices of the cluster's device, from `profile_source`; may be none.
   std::shared_ptr<const Profile> profile;

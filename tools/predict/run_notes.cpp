@@ -214,9 +214,8 @@ std::string maker_of(Architecture architecture) {
   return "";
 }
 
-}  // namespace
-
-void note_limits(Run& run) {
+/// What the cluster's devices are not priced by, or are priced without.
+void note_devices(Run& run) {
   const std::string maker = maker_of(run.cluster.device.architecture);
   const std::vector<std::string>& known = run.devices;
   if (!known.empty() && !maker.empty() &&
@@ -242,6 +241,31 @@ void note_limits(Run& run) {
         "communication buffers, context and allocator are taken as CUDA's; what " +
         run.cluster.device.name + " needs is not known");
   }
+  note_precision(run);
+  note_dispatcher(run);
+}
+
+/// Of every kind of device once.
+void note_all_devices(Run& run) {
+  if (run.cluster.pools.empty()) return note_devices(run);
+  std::vector<std::string> notes = std::exchange(run.notes, {});
+  const Cluster whole = std::exchange(run.cluster, {});
+  for (const Cluster& pool : whole.pools) {
+    run.cluster = pool;
+    note_devices(run);
+  }
+  run.cluster = whole;
+  for (std::string& note : run.notes) {
+    if (std::find(notes.begin(), notes.end(), note) == notes.end())
+      notes.push_back(std::move(note));
+  }
+  run.notes = std::move(notes);
+}
+
+}  // namespace
+
+void note_limits(Run& run) {
+  note_all_devices(run);
   note_model(run);
   note_positions(run);
   note_layout(run);
@@ -264,8 +288,6 @@ void note_limits(Run& run) {
     run.notes.push_back(release_in(run) + " always has " + set +
                         "; this run sets another value, which is simulated");
   }
-  note_precision(run);
-  note_dispatcher(run);
   const bool counts = run.model.has_experts() && experts.dispatcher == Dispatcher::kAllToAll &&
                       experts.routing != Routing::kCapacity;
   if (counts && (run.graphs || run.plan.captured.moe)) {

@@ -95,7 +95,11 @@ std::vector<Json> offloaded_layers(const Run& seed) {
 
 std::vector<Json> precisions(const Run& seed) {
   std::vector<Json> out = {Json("bf16")};
-  if (peak_tflops(seed.cluster.device, DType::kFp8) > 0) {
+  const std::vector<Cluster>& pools = seed.cluster.pools;
+  const bool all = std::all_of(pools.begin(), pools.end(), [](const Cluster& pool) {
+    return peak_tflops(pool.device, DType::kFp8) > 0;
+  });
+  if (all && peak_tflops(seed.cluster.device, DType::kFp8) > 0) {
     out.insert(out.end(), {Json("fp8"), Json("fp8-blockwise"), Json("mxfp8")});
   }
   return out;

@@ -33,8 +33,8 @@ LayerWeights parameter_weights(const Model& model, const Plan& plan);
 std::vector<std::int64_t> balanced_layout(const std::vector<LayerWeights>& kinds,
                                           std::int64_t chunks);
 
-/// The same of chunks that differ in what layers weigh in them, as on devices of several kinds: each
-/// has the weights `weights[kind_of_chunk[c]]`.
+/// The same of chunks that differ in what layers weigh in them, as on devices of several kinds:
+/// each has the weights `weights[kind_of_chunk[c]]`.
 std::vector<std::int64_t> balanced_layout(const std::vector<std::vector<LayerWeights>>& weights,
                                           const std::vector<std::size_t>& kind_of_chunk);
 

@@ -55,9 +55,27 @@ bool stages_are_outermost(const Plan& plan) {
 
 namespace {
 
+/// The bound of a plan on pools, of which a microbatch takes `layer_s` for a layer.
+double pooled_seconds(const SearchCase& of, const Degrees& d, const std::vector<double>& layer_s) {
+  if (!stages_are_outermost(of.seed.plan)) return 0;
+  const Pools pools(of.seed.cluster);
+  const std::int64_t ranks = of.seed.cluster.accelerators / d.pipeline;
+  double rate = 0;  // layers of one microbatch a second, of all stages
+  for (std::int64_t s = 0; s < d.pipeline; ++s) {
+    const std::size_t first = pools.pool_of(RankId(static_cast<std::size_t>(s * ranks)));
+    const std::size_t last = pools.pool_of(RankId(static_cast<std::size_t>((s + 1) * ranks - 1)));
+    // Each rank of a stage runs all of its layers.
+    double slowest = 0;
+    for (std::size_t k = first; k <= last; ++k) slowest = std::max(slowest, layer_s[k]);
+    rate += 1 / slowest;
+  }
+  return static_cast<double>(d.microbatches * of.seed.model.layers) / rate;
+}
+
 /// A sample on each pool alone: of the quickest layer there, and the memory of the first.
 SampleAnswer answer_on_pools(const SearchCase& of, const SampleRequest& sample) {
   SampleAnswer out;
+  std::vector<double> layer_s;
   const Json* cluster = sample.run.find("cluster");
   const Json* ranks = cluster->find("accelerators");
   const Json* pools = cluster->find("pools");
@@ -77,9 +95,10 @@ SampleAnswer answer_on_pools(const SearchCase& of, const SampleRequest& sample) 
     for (const LayerTime& layer : times.value().layers) {
       least = std::min(least, (layer.forward + layer.backward).seconds());
     }
-    out.pool_layer_s.push_back(least);
+    layer_s.push_back(least);
     if (k == 0) out.layers = times.value();
   }
+  out.layers->pool_layer_s = std::move(layer_s);
   return out;
 }
 
@@ -273,12 +292,12 @@ const CaseBounds::First& CaseBounds::first_of(Point point) {
   const bool same = x_first.sample == samples.plain && x_first.again == again;
   if (same && x_first.degrees == degrees) return x_first;
   x_first = {degrees, samples.plain, again, 0, 0};
-  if (!x_case.seed.cluster.pools.empty()) {
-    x_first.seconds = pooled_seconds(point, samples.plain);
-    return x_first;
-  }
   const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return x_first;
+  if (!known->pool_layer_s.empty()) {
+    x_first.seconds = pooled_seconds(x_case, degrees, known->pool_layer_s);
+    return x_first;
+  }
   const auto least_of = [&](const LayerTimes& layers) {
     const std::vector<StageLoad> loads = stage_loads(layers, degrees.pipeline, layout(degrees));
     return least_step_s(loads, degrees.microbatches);
@@ -303,10 +322,10 @@ double CaseBounds::again_seconds(std::size_t plan) { return first_of(x_case.spac
 double CaseBounds::seconds(std::size_t plan) {
   const Samples samples = samples_of(plan, Ask::kTime);
   const Point point = x_case.space.at(plan);
-  if (!x_case.seed.cluster.pools.empty()) return pooled_seconds(point, samples.plain);
   const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return 0;
   const Degrees degrees = x_case.space.degrees(point);
+  if (!known->pool_layer_s.empty()) return pooled_seconds(x_case, degrees, known->pool_layer_s);
   const std::vector<StageLoad> loads = stage_loads(*known, degrees.pipeline, layout(degrees));
   const double alone = least_step_s(loads, degrees.microbatches);
   if (samples.exchange < 0) return alone;
@@ -314,26 +333,6 @@ double CaseBounds::seconds(std::size_t plan) {
   if (!exchange) return alone;
   const std::vector<ExchangeKernel>& beside = kernels(samples);
   return std::max(alone, least_step_s(loads, degrees.microbatches, *exchange, beside));
-}
-
-double CaseBounds::pooled_seconds(Point point, std::int64_t sample) const {
-  if (sample < 0) return 0;
-  const std::vector<double>& known =
-      x_samples[static_cast<std::size_t>(sample)].answer.pool_layer_s;
-  if (known.empty() || !stages_are_outermost(x_case.seed.plan)) return 0;
-  const Degrees d = x_case.space.degrees(point);
-  const Pools pools(x_case.seed.cluster);
-  const std::int64_t ranks = x_case.seed.cluster.accelerators / d.pipeline;
-  double rate = 0;  // layers of one microbatch a second, of all stages
-  for (std::int64_t s = 0; s < d.pipeline; ++s) {
-    const std::size_t first = pools.pool_of(RankId(static_cast<std::size_t>(s * ranks)));
-    const std::size_t last = pools.pool_of(RankId(static_cast<std::size_t>((s + 1) * ranks - 1)));
-    // Each rank of a stage runs all of its layers.
-    double slowest = 0;
-    for (std::size_t k = first; k <= last; ++k) slowest = std::max(slowest, known[k]);
-    rate += 1 / slowest;
-  }
-  return static_cast<double>(d.microbatches * x_case.seed.model.layers) / rate;
 }
 
 const std::vector<ExchangeKernel>& CaseBounds::kernels(const Samples& samples) {

@@ -44,8 +44,6 @@ struct SampleAnswer {
   std::optional<LayerTimes> layers;
   std::optional<ExchangeTimes> times;
   std::vector<PassKernel> kernels;  ///< of the layers
-  std::vector<double>
-      pool_layer_s;  ///< of a cluster of pools: passes of the quickest layer on each
 };
 /// Prices a sample of a case. Thread-safe.
 SampleAnswer answer_of(const SearchCase& of, const SampleRequest& sample);
@@ -95,8 +93,6 @@ class CaseBounds {
   /// The kernels of a plan's layers beside what its ranks exchange.
   const std::vector<ExchangeKernel>& kernels(const Samples& samples);
   double states_gib(Point point, const LayerTimes& known) const;
-  /// Of the stages of a plan on pools; 0 where nothing is known.
-  double pooled_seconds(Point point, std::int64_t sample) const;
 
   const SearchCase& x_case;
   bool x_known = false, x_exchange_known = false;

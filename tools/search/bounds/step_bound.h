@@ -53,7 +53,8 @@ struct LayerTimes {
   Bytes passing = 0;  ///< of activations, beside what is saved, at the peak of the first stage
   /// Of a parameter: what a rank that shares nothing keeps of it.
   double weight_bytes = 0, gradient_bytes = 0, state_bytes = 0;
-  std::vector<PassKernel> kernels;  ///< all that are in it
+  std::vector<PassKernel> kernels;   ///< all that are in it
+  std::vector<double> pool_layer_s;  ///< on a cluster of pools: of the quickest layer on each
 };
 
 /// Layers before kinds repeat, and after how many they do. Where lists give the layers nothing
