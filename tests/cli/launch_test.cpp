@@ -211,20 +211,28 @@ for task in $tasks; do wait $task || code=$?; done
 exit $code
 )";
 
+/// Launching within a job of Slurm that has two tasks, all here.
+class Slurm : public Launching {
+ protected:
+  /// The lines before its batch script.
+  std::string slurm_job() const {
+    std::filesystem::create_directory(x_place.path("in") / "bin");
+    x_place.write("bin/srun", kSrun);
+    x_place.write("bin/scontrol", "#!/bin/sh\necho 127.0.0.1\necho elsewhere\n");
+    return "chmod +x bin/*; export PATH=$PWD/bin:$PATH SLURM_JOB_ID=" + std::to_string(x_port) +
+           " SLURM_JOB_NODELIST=n[1-2] SLURM_NTASKS=2 SLURM_PROCID=0 "
+           "SLURM_LOCALID=0 SLURM_CPUS_PER_TASK=1 FORETRAIN=" FORETRAIN_BINARY "\n";
+  }
+};
+
 // Its ranks search as one process does.
-TEST_F(Launching, TheScriptForSlurmSearches) {
+TEST_F(Slurm, TheScriptSearches) {
   const std::string path = FORETRAIN_SOURCE_DIR "/configs/slurm/search.sbatch";
   const std::string script = read_compressed_file(path).value();
   ASSERT_EQ(shell("bash -n " + path), 0) << err();
   EXPECT_EQ(option_of(script, "ntasks-per-node"), "1");
   EXPECT_GT(script.find("\nset -euo"), script.rfind("#SBATCH"));
-  std::filesystem::create_directory(x_place.path("in") / "bin");
-  x_place.write("bin/srun", kSrun);
-  x_place.write("bin/scontrol", "#!/bin/sh\necho 127.0.0.1\necho elsewhere\n");
-  const std::string job =
-      "chmod +x bin/*; export PATH=$PWD/bin:$PATH SLURM_JOB_ID=" + std::to_string(x_port) +
-      " SLURM_JOB_NODELIST=n[1-2] SLURM_NTASKS=2 SLURM_PROCID=0 "
-      "SLURM_LOCALID=0 SLURM_CPUS_PER_TASK=1 FORETRAIN=" FORETRAIN_BINARY "\n";
+  const std::string job = slurm_job();
   const std::string asked =
       " run.json --set cluster.preset=dgx-h100 --set cluster.accelerators=8 --quiet --json ";
   ASSERT_EQ(shell(job + "bash " + path + asked + "slurm.json"), 0) << err();
@@ -239,7 +247,7 @@ TEST_F(Launching, TheScriptForSlurmSearches) {
   EXPECT_EQ(at(json("slurm.json"), "certificate/complete"), Json(true));
 }
 
-TEST_F(Launching, TheScriptForSlurmTrains) {
+TEST_F(Slurm, TheScriptTrains) {
   const std::string path = FORETRAIN_SOURCE_DIR "/configs/slurm/execute.sbatch";
   const std::string script = read_compressed_file(path).value();
   EXPECT_TRUE(script.starts_with("#!/usr/bin/env bash\n"));
@@ -253,13 +261,7 @@ TEST_F(Launching, TheScriptForSlurmTrains) {
   // Slurm reads none after the first command.
   EXPECT_GT(script.find("\nset -euo"), script.rfind("#SBATCH"));
 
-  std::filesystem::create_directory(x_place.path("in") / "bin");
-  x_place.write("bin/srun", kSrun);
-  x_place.write("bin/scontrol", "#!/bin/sh\necho 127.0.0.1\necho elsewhere\n");
-  const std::string job =
-      "chmod +x bin/*; export PATH=$PWD/bin:$PATH SLURM_JOB_ID=" + std::to_string(x_port) +
-      " SLURM_JOB_NODELIST=n[1-2] SLURM_NTASKS=2 SLURM_PROCID=0 "
-      "SLURM_LOCALID=0 SLURM_CPUS_PER_TASK=1 FORETRAIN=" FORETRAIN_BINARY "\n";
+  const std::string job = slurm_job();
   ASSERT_EQ(shell(job + "bash " + path + " run.json --steps 3 --json slurm.json"), 0) << err();
   EXPECT_EQ(at(json("slurm.json"), "transport"), Json("tcp"));
   EXPECT_EQ(losses("slurm.json"), of_threads());
