@@ -60,16 +60,18 @@ double pooled_seconds(const SearchCase& of, const Degrees& d, const std::vector<
   if (!stages_are_outermost(of.seed.plan)) return 0;
   const Pools pools(of.seed.cluster);
   const std::int64_t ranks = of.seed.cluster.accelerators / d.pipeline;
-  double rate = 0;  // layers of one microbatch a second, of all stages
-  for (std::int64_t s = 0; s < d.pipeline; ++s) {
+  const auto microbatches = static_cast<double>(d.microbatches);
+  double sum = 0;  // of y
+  for (std::int64_t s = d.pipeline; s-- > 0;) {
     const std::size_t first = pools.pool_of(RankId(static_cast<std::size_t>(s * ranks)));
     const std::size_t last = pools.pool_of(RankId(static_cast<std::size_t>((s + 1) * ranks - 1)));
     // Each rank of a stage runs all of its layers.
     double slowest = 0;
     for (std::size_t k = first; k <= last; ++k) slowest = std::max(slowest, layer_s[k]);
-    rate += 1 / slowest;
+    const double after = d.virtual_pipeline == 1 ? sum : 0;
+    sum += std::max(0.0, (1 / slowest - after) / microbatches);
   }
-  return static_cast<double>(d.microbatches * of.seed.model.layers) / rate;
+  return static_cast<double>(of.seed.model.layers) / sum;
 }
 
 /// A sample on each pool alone: of the quickest layer there, and the memory of the first.

@@ -3,12 +3,15 @@
 // A sample is priced when the first plan needs it, once for all plans that share it: plans that are
 // never looked at cost no sample. A plan's first bound comes from a sample of its degrees alone.
 //
-// Of a cluster of pools a sample is priced on each. However L layers are divided over stages that
-// take t_s for one and see m microbatches, the stage that works longest does so for
+// Of a cluster of pools a sample is priced on each. Let stage s take t_s for a layer of one of m
+// microbatches. However L layers are divided, x_s of them to stage s, a step of T has, with one
+// chunk a stage, T >= m x_s t_s + sum over j < s (x_j t_j) for every s. For all y_s >= 0 with
+// m t_s y_s + t_s sum over j > s (y_j) >= 1 it follows that
 //
-//     m L / sum over s (1 / t_s)
+//     T >= L / sum over s (y_s)
 //
-// at least: if all worked for T they would do sum over s (T / (m t_s)) layers.
+// (weigh the inequalities by y_s and add them up). The least such y are found from the last stage
+// back. With several chunks a stage the sum over j < s counts as nothing.
 #pragma once
 
 #include <array>
