@@ -25,7 +25,7 @@ namespace {
 constexpr std::size_t kRoundSimulations = 8, kRoundSamples = 64;
 
 /// What is known of a plan, and so what is asked next.
-enum class Known : std::uint8_t { kDegrees, kFits };
+enum class Known : std::uint8_t { kDegrees, kFits, kBound };
 
 /// A plan of a case, and what is known of it.
 struct Item {
@@ -57,12 +57,13 @@ class Excess {
     const Space& space = x_cases[item.of_case].space;
     const auto chunks =
         static_cast<double>(space.degrees(space.at(item.plan)).virtual_pipeline - 1);
-    const auto known = x_least.find(like(item));
-    const Least& least = known == x_least.end() ? x_of_all : known->second;
-    const double gib = item.least_gib + least.gib.value_or(0);
-    const bool doubtful = gib > x_cases[item.of_case].seed.cluster.most_memory_gib();
-    return seconds * least.ratio.value_or(of_all()) * (doubtful ? kDoubt : 1) *
+    return seconds * of_like(item).ratio.value_or(of_all()) * (lacks_memory(item) ? kDoubt : 1) *
            (1 + kChunk * chunks);
+  }
+  /// Whether it does if it takes as much more than its bound as plans like it.
+  bool lacks_memory(const Item& item) const {
+    const double gib = item.least_gib + of_like(item).gib.value_or(0);
+    return gib > x_cases[item.of_case].seed.cluster.most_memory_gib();
   }
   void learn_time(const Item& item, double objective) {
     if (item.bound <= 0) return;
@@ -83,6 +84,10 @@ class Excess {
   /// Case, sharding, stages, tensor ranks.
   using Like = std::array<std::int64_t, 4>;
 
+  const Least& of_like(const Item& item) const {
+    const auto known = x_least.find(like(item));
+    return known == x_least.end() ? x_of_all : known->second;
+  }
   static void lower(std::optional<double>& least, double value) {
     least = least ? std::min(*least, value) : value;
   }
@@ -324,7 +329,7 @@ class Searcher {
   /// Plans in the order of their estimates: more is asked of some, others are simulated. Where what
   /// is asked promises more than what could be simulated every second round only asks.
   void take_round() {
-    const std::vector<Item> waiting = ask_of_open();
+    std::vector<Item> waiting = ask_of_open();
     std::vector<Item> plans;
     const bool promises =
         !x_next.open.empty() && !x_next.ready.empty() &&
@@ -346,6 +351,13 @@ class Searcher {
       } else {
         plans.push_back(item);
       }
+    }
+    // Until some plan is known those that may fit are simulated while their samples are priced.
+    const bool any = !x_out.plans.empty() || !plans.empty();
+    for (auto it = waiting.begin(); !any && plans.size() < most && it != waiting.end();) {
+      const bool fits = it->known == Known::kFits && !x_excess.lacks_memory(*it);
+      if (fits) plans.push_back(*it);
+      it = fits ? waiting.erase(it) : it + 1;
     }
     run_jobs({x_next.wanted.begin(), x_next.wanted.end()}, plans);
     x_next.wanted.clear();
@@ -382,6 +394,7 @@ class Searcher {
       const double seconds = bounds.seconds(item.plan) * x_cases[item.of_case].weight;
       if (bounds.bounds(item.plan)) item.bound = std::max(item.bound, seconds);
       item.estimate = seconds > 0 ? x_excess.estimate(item, seconds) : kNoLimit;
+      item.known = Known::kBound;
       x_next.ready.push(item);
       return true;
     }
@@ -413,7 +426,7 @@ class Searcher {
         break;
       case Fate::kSimulated:
         ++c.simulated;
-        x_excess.learn_time(item, outcome.found->objective);
+        if (item.known == Known::kBound) x_excess.learn_time(item, outcome.found->objective);
         x_excess.learn_memory(item, outcome.least_gib);
         x_out.plans.push_back(std::move(*outcome.found));
         if (is_better(x_out.plans.back(), x_out.plans[x_best])) x_best = x_out.plans.size() - 1;
