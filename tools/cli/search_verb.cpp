@@ -100,7 +100,7 @@ Status search(const SearchArgs& args) {
     note_interrupts();
   }
   if (team != nullptr && !team->leads()) {
-    (void)search_all(args, {}, options);  // what is wrong the leader says
+    (void)search_all(args, {}, options);  // the leader tells the error
     return ok_status();
   }
   const std::vector<Output> outputs = {{"--json", args.json},

@@ -257,7 +257,8 @@ Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std
 
 }  // namespace
 
-/// Keeps what fills its capacity more. What has a known capacity goes before what has not (0).
+/// Keeps the larger share of a capacity. A pool whose capacity is not known (0) counts only where
+/// that of no pool is known.
 void take_fuller(double used, double capacity, double& out, double& out_capacity) {
   const bool known = capacity > 0;
   const bool out_known = out_capacity > 0;

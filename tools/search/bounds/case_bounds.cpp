@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "hardware/pools/pools.h"
 #include "models/lower.h"
 #include "models/plan/layout/plan_layout.h"
 #include "models/plan/plan_schedule.h"
@@ -51,14 +50,10 @@ bool stages_are_outermost(const Plan& plan) {
   return !plan.rank_order.empty() && plan.rank_order.back() == "pp";
 }
 
-}  // namespace
-
-namespace {
-
 /// The bound of a plan on pools, of which a microbatch takes `layer_s` for a layer.
-double pooled_seconds(const SearchCase& of, const Degrees& d, const std::vector<double>& layer_s) {
+double pooled_seconds(const SearchCase& of, const Pools& pools, const Degrees& d,
+                      const std::vector<double>& layer_s) {
   if (!stages_are_outermost(of.seed.plan)) return 0;
-  const Pools pools(of.seed.cluster);
   const std::int64_t ranks = of.seed.cluster.accelerators / d.pipeline;
   const auto microbatches = static_cast<double>(d.microbatches);
   double sum = 0;  // of y
@@ -126,6 +121,7 @@ SampleAnswer answer_of(const SearchCase& of, const SampleRequest& sample) {
 }
 
 CaseBounds::CaseBounds(const SearchCase& of) : x_case(of) {
+  if (!of.seed.cluster.pools.empty()) x_pools.emplace(of.seed.cluster);
   x_known = is_bounded(of.seed);
   const bool fixed_order =
       std::none_of(of.space.dimensions().begin(), of.space.dimensions().end(),
@@ -297,7 +293,7 @@ const CaseBounds::First& CaseBounds::first_of(Point point) {
   const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return x_first;
   if (!known->pool_layer_s.empty()) {
-    x_first.seconds = pooled_seconds(x_case, degrees, known->pool_layer_s);
+    x_first.seconds = pooled_seconds(x_case, *x_pools, degrees, known->pool_layer_s);
     return x_first;
   }
   const auto least_of = [&](const LayerTimes& layers) {
@@ -327,7 +323,8 @@ double CaseBounds::seconds(std::size_t plan) {
   const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return 0;
   const Degrees degrees = x_case.space.degrees(point);
-  if (!known->pool_layer_s.empty()) return pooled_seconds(x_case, degrees, known->pool_layer_s);
+  if (!known->pool_layer_s.empty())
+    return pooled_seconds(x_case, *x_pools, degrees, known->pool_layer_s);
   const std::vector<StageLoad> loads = stage_loads(*known, degrees.pipeline, layout(degrees));
   const double alone = least_step_s(loads, degrees.microbatches);
   if (samples.exchange < 0) return alone;

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "hardware/pools/pools.h"
 #include "tools/search/bounds/exchange_bound.h"
 #include "tools/search/bounds/step_bound.h"
 #include "tools/search/search_case.h"
@@ -98,6 +99,7 @@ class CaseBounds {
   double states_gib(Point point, const LayerTimes& known) const;
 
   const SearchCase& x_case;
+  std::optional<Pools> x_pools;  ///< of a cluster of pools
   bool x_known = false, x_exchange_known = false;
   std::deque<Sample> x_samples;
   std::unordered_map<std::string, std::int64_t> x_by_key;

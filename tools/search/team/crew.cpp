@@ -39,7 +39,7 @@ std::vector<Answer> Crew::answers(const std::vector<Question>& questions) const 
   std::atomic<std::size_t> next = 0;
   const auto work = [&](std::size_t l) {
     const Lane& lane = x_lanes[l];
-    // Those that waited for others leave the rest to this process's own threads.
+    // When the team is broken the threads of this process answer the rest.
     while (lane.here || fault().empty()) {
       const std::size_t i = next++;
       if (i >= questions.size()) return;

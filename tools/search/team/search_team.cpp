@@ -49,7 +49,8 @@ Result<std::unique_ptr<SearchTeam>> SearchTeam::join(std::size_t threads) {
       workload.channels.push_back(channel);
     }
   }
-  // Ranks work long without a word, but none is stopped; the leader goes on alone.
+  // A rank may work long without a word, so only its process is watched. When the job ends the
+  // leader searches on alone.
   const JobVariables job = job_variables();
   Silence silence;
   silence.seconds = -1;
@@ -57,7 +58,7 @@ Result<std::unique_ptr<SearchTeam>> SearchTeam::join(std::size_t threads) {
   silence.ends_process = job.by != JobVariables::By::kTcp || job.rank != 0;
   FT_ASSIGN(out->x_world, join_job(workload, silence));
   out->x_threads = std::min(threads > 0 ? threads : own_cores(), kMostThreads);
-  // Who waits leaves its core to who works.
+  // Threads that wait for a message nap: others work on these cores.
   out->x_world.transport->kernel_begins(out->x_world.rank);
   return out;
 }
