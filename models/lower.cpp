@@ -6,41 +6,53 @@
 
 #include "models/emit/emit.h"
 #include "models/layers/tensor_grid.h"
+#include "models/plan/layout/plan_stages.h"
 #include "models/slots.h"
 #include "sim/base/check.h"
 
 namespace foretrain {
 namespace {
 
-/// The dimensions of `Plan::rank_order`, fastest first, as strides.
+/// The dimensions of `Plan::rank_order`, fastest first, as strides. Where stages have tensor
+/// degrees of their own they stand one after the other, each with strides of its own.
 class RankOrder {
  public:
   explicit RankOrder(const Plan& plan) : x_context(plan.context) {
-    std::int64_t stride = 1;
-    std::int64_t in_stage = 1;
-    for (const std::string& name : plan.rank_order) {
-      const Axis axis = axis_of(plan, name, stride, in_stage);
-      if (axis.size > 1) x_axes.push_back(axis);
-      stride *= axis.size;
-      if (axis.dimension != Dimension::kPipeline) in_stage *= axis.size;
+    if (!plan.tensors.any()) {
+      x_stages.push_back({0, axes_of(plan, plan.tensor)});
+      return;
+    }
+    std::int64_t first = 0;
+    for (const std::int64_t degree : plan.tensors.degrees) {
+      x_stages.push_back({first, axes_of(plan, degree)});
+      std::erase_if(x_stages.back().axes,
+                    [](const Axis& axis) { return axis.dimension == Dimension::kPipeline; });
+      first += degree * plan.data;
     }
   }
 
   /// The rank's number.
   std::int64_t number(const Coordinates& at) const {
-    std::int64_t rank = 0;
-    for (const Axis& axis : x_axes) rank += axis.stride * place(at, axis.dimension);
+    const StageAxes& stage = axes_at(at);
+    std::int64_t rank = stage.first;
+    for (const Axis& axis : stage.axes) rank += axis.stride * place(at, axis.dimension);
     return rank;
   }
   /// Its number among the ranks of its stage.
   std::int64_t number_in_stage(const Coordinates& at) const {
     std::int64_t rank = 0;
-    for (const Axis& axis : x_axes) rank += axis.stride_in_stage * place(at, axis.dimension);
+    for (const Axis& axis : axes_at(at).axes) {
+      rank += axis.stride_in_stage * place(at, axis.dimension);
+    }
     return rank;
   }
   Coordinates coordinates(std::int64_t rank) const {
     Coordinates at;
-    for (const Axis& axis : x_axes) {
+    std::size_t stage = x_stages.size() - 1;
+    while (x_stages[stage].first > rank) --stage;
+    if (x_stages.size() > 1) at.pipeline = static_cast<std::int64_t>(stage);
+    rank -= x_stages[stage].first;
+    for (const Axis& axis : x_stages[stage].axes) {
       const std::int64_t place = rank / axis.stride % axis.size;
       if (axis.dimension == Dimension::kTensor) at.tensor = place;
       if (axis.dimension == Dimension::kBatch) at.data += place * x_context;
@@ -58,9 +70,28 @@ class RankOrder {
     std::int64_t stride_in_stage = 0;  ///< 0: of the stages themselves
   };
 
-  static Axis axis_of(const Plan& plan, const std::string& name, std::int64_t stride,
-                      std::int64_t in_stage) {
-    if (name == "tp") return {Dimension::kTensor, plan.tensor, stride, in_stage};
+  /// Of all stages, or of one.
+  struct StageAxes {
+    std::int64_t first = 0;  ///< its first rank
+    std::vector<Axis> axes;  ///< of more than one place
+  };
+
+  static std::vector<Axis> axes_of(const Plan& plan, std::int64_t tensor) {
+    std::vector<Axis> out;
+    std::int64_t stride = 1;
+    std::int64_t in_stage = 1;
+    for (const std::string& name : plan.rank_order) {
+      const Axis axis = axis_of(plan, tensor, name, stride, in_stage);
+      if (axis.size > 1) out.push_back(axis);
+      stride *= axis.size;
+      if (axis.dimension != Dimension::kPipeline) in_stage *= axis.size;
+    }
+    return out;
+  }
+
+  static Axis axis_of(const Plan& plan, std::int64_t tensor, const std::string& name,
+                      std::int64_t stride, std::int64_t in_stage) {
+    if (name == "tp") return {Dimension::kTensor, tensor, stride, in_stage};
     if (name == "dp") return {Dimension::kBatch, plan.batch_ranks(), stride, in_stage};
     if (name == "cp") return {Dimension::kContext, plan.context, stride, in_stage};
     if (name == "pp") return {Dimension::kPipeline, plan.pipeline, stride, 0};
@@ -81,8 +112,12 @@ class RankOrder {
     return at.pipeline;
   }
 
+  const StageAxes& axes_at(const Coordinates& at) const {
+    return x_stages[x_stages.size() == 1 ? 0 : static_cast<std::size_t>(at.pipeline)];
+  }
+
   std::int64_t x_context;
-  std::vector<Axis> x_axes;  ///< of more than one place
+  std::vector<StageAxes> x_stages;  ///< one where all are alike
 };
 
 class Lowering {
@@ -202,6 +237,11 @@ class Lowering {
     bind(kSecondaryGroup, [secondary](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data / secondary};
     });
+    for (const bool next : {true, false}) {
+      bind(next ? kPartsToNext : kPartsToPrevious, [this, next](const Coordinates& at) {
+        return Key{at.data, at.pipeline, at.tensor / parts_to(at.pipeline, neighbour(at, next))};
+      });
+    }
     bind_expert_groups();
     if (x_plan.in_grid()) bind_grid();
     if (x_plan.directions() == 2) bind_ways();
@@ -311,15 +351,19 @@ class Lowering {
       const int b = in[static_cast<std::size_t>(to.pipeline)];
       FT_CHECK((a < 0) == (b < 0), "a channel with one end");
       if (a < 0) continue;
-      const auto source = static_cast<std::size_t>(x_order.number(from));
-      const auto destination = static_cast<std::size_t>(x_order.number(to));
-      const auto id =
-          push_id<ChannelId>(x_out.channels, Channel{RankId(source), RankId(destination),
-                                                     ChannelSlot(static_cast<std::size_t>(a)),
-                                                     ChannelSlot(static_cast<std::size_t>(b))});
-      x_out.ranks[source].channels[static_cast<std::size_t>(a)] = id;
-      x_out.ranks[destination].channels[static_cast<std::size_t>(b)] = id;
+      connect(static_cast<std::size_t>(x_order.number(from)), a,
+              static_cast<std::size_t>(x_order.number(to)), b);
     }
+  }
+
+  /// A channel between slots of two ranks.
+  void connect(std::size_t source, int from_slot, std::size_t destination, int to_slot) {
+    const auto a = static_cast<std::size_t>(from_slot);
+    const auto b = static_cast<std::size_t>(to_slot);
+    const auto id = push_id<ChannelId>(x_out.channels, Channel{RankId(source), RankId(destination),
+                                                               ChannelSlot(a), ChannelSlot(b)});
+    x_out.ranks[source].channels[a] = id;
+    x_out.ranks[destination].channels[b] = id;
   }
 
   /// Around the ring of each context-parallel group.
@@ -334,20 +378,58 @@ class Lowering {
 
   /// From every member of a tensor group to every other.
   void bind_rings() {
-    if (!x_plan.rings()) return;
-    for (std::int64_t i = 1; i < x_plan.tensor; ++i) {
+    std::int64_t most = x_plan.rings() ? x_plan.tensor : 0;
+    if (x_plan.tensors.any() && x_plan.overlap.tensor) {
+      most = *std::max_element(x_plan.tensors.degrees.begin(), x_plan.tensors.degrees.end());
+    }
+    for (std::int64_t i = 1; i < most; ++i) {
       join(ring_channel(true, i), ring_channel(false, i), [this, i](Coordinates at) {
-        at.tensor = (at.tensor + i) % x_plan.tensor;
+        at.tensor = (at.tensor + i) % tensor_of(x_plan, at.pipeline);
         return at;
       });
     }
   }
 
-  /// Around the ring of stages: the last one sends to the first when chunks are interleaved.
+  /// The rank's stage's neighbour: around the ring, for the last one sends to the first when chunks
+  /// are interleaved.
+  std::int64_t neighbour(const Coordinates& at, bool next) const {
+    return (at.pipeline + (next ? 1 : x_plan.pipeline - 1)) % x_plan.pipeline;
+  }
+  /// Ranks of a stage that send to one rank of another, at least 1.
+  std::int64_t parts_to(std::int64_t stage, std::int64_t other) const {
+    return messages_between(x_plan, other, stage);
+  }
+
+  /// Between neighbours of several tensor degrees: a rank of the smaller sends to, and receives
+  /// from, as many ranks of the larger as the degrees' ratio, in order.
+  void join_degrees(const char* from_slot, const char* to_slot, bool next) {
+    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
+      const Coordinates& from = x_at[r];
+      Coordinates to = from;
+      to.pipeline = neighbour(from, next);
+      const std::int64_t sends = messages_between(x_plan, from.pipeline, to.pipeline);
+      const std::int64_t senders = parts_to(from.pipeline, to.pipeline);
+      for (std::int64_t m = 0; m < sends; ++m) {
+        to.tensor = from.tensor * sends / senders + m;
+        const int a = slot_in(program(from).channel_slots, message_channel(from_slot, m));
+        const int b =
+            slot_in(program(to).channel_slots, message_channel(to_slot, from.tensor % senders));
+        FT_CHECK((a < 0) == (b < 0), "a channel with one end");
+        if (a >= 0) connect(r, a, static_cast<std::size_t>(x_order.number(to)), b);
+      }
+    }
+  }
+
+  /// Around the ring of stages.
   void bind_channels() {
     if (x_plan.pipeline == 1) return;
+    if (x_plan.tensors.any()) {
+      join_degrees(kToNext, kFromPrevious, true);
+      join_degrees(kToPrevious, kFromNext, false);
+      return;
+    }
     const auto next = [this](Coordinates at) {
-      at.pipeline = (at.pipeline + 1) % x_plan.pipeline;
+      at.pipeline = neighbour(at, true);
       return at;
     };
     join(kToNext, kFromPrevious, next);

@@ -58,6 +58,13 @@ inline constexpr const char* kToNext = "activations to next";
 inline constexpr const char* kFromPrevious = "activations from previous";
 inline constexpr const char* kToPrevious = "gradients to previous";
 inline constexpr const char* kFromNext = "gradients from next";
+/// Of several messages of one pass, between stages of different tensor degrees.
+inline std::string message_channel(const char* slot, std::int64_t message) {
+  return message == 0 ? slot : slot + (" " + std::to_string(message));
+}
+/// Tensor ranks that send a part each to one rank of the neighbouring stage.
+inline constexpr const char* kPartsToNext = "parts to next";
+inline constexpr const char* kPartsToPrevious = "parts to previous";
 // Of chunks that go up the stages again.
 inline constexpr const char* kUpToPrevious = "activations to previous";
 inline constexpr const char* kUpFromNext = "activations from next";

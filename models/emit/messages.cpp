@@ -1,5 +1,6 @@
 // Messages between stages, and what the host waits for.
 #include "models/emit/tasks.h"
+#include "models/plan/layout/plan_stages.h"
 
 namespace foretrain {
 
@@ -36,6 +37,32 @@ View sent_part(Stage& stage, std::int16_t frame) {
   return shard_of(whole, stage.plan.tensor, stage.builder.group(kTensorGroup));
 }
 
+/// What a rank sends to, or receives from, each rank of a neighbouring stage whose tensor degree
+/// may be another. With t and t' the degrees, of t >= t' each rank has one message: its part of the
+/// tokens; else, as it holds what the others hold, its part of t / t' equal ones. Of t < t' each
+/// rank has t' / t messages: equal parts of its tokens; else it sends everything to each, and
+/// receives a part of everything from each.
+std::vector<View> exchanged_parts(Stage& stage, View view, bool next, bool send) {
+  const Plan& plan = stage.plan;
+  if (!plan.tensors.any()) return {view};
+  const std::int64_t stages = plan.pipeline;
+  const std::int64_t other = (stage.number + (next ? 1 : stages - 1)) % stages;
+  const std::int64_t messages = messages_between(plan, stage.number, other);
+  const std::int64_t senders = messages_between(plan, other, stage.number);
+  if (!plan.tensors.sequence && send) {
+    const char* group = next ? kPartsToNext : kPartsToPrevious;
+    if (senders > 1) return {shard_of(view, senders, stage.builder.group(group))};
+    return std::vector<View>(static_cast<std::size_t>(messages), view);
+  }
+  std::vector<View> out;
+  view.bytes /= messages;
+  for (std::int64_t m = 0; m < messages; ++m) {
+    out.push_back(view);
+    view.offset += view.bytes;
+  }
+  return out;
+}
+
 SegmentId message_segment(Stage& stage, const std::string& stream, const char* channel,
                           LayoutId layout, bool send) {
   const bool scatters = stage.plan.scatters_messages();
@@ -44,14 +71,19 @@ SegmentId message_segment(Stage& stage, const std::string& stream, const char* c
   // A part that is kept is a buffer of its own.
   if (!gradient && !(layout == stage.holds.layer.hidden))
     view = {0, 0, 0, view.bytes, 1, GroupSlot()};
+  const std::vector<View> parts = exchanged_parts(stage, view, send != gradient, send);
+  P2PBatch batch;
+  for (std::size_t m = 0; m < parts.size(); ++m) {
+    const std::string slot = message_channel(channel, static_cast<std::int64_t>(m));
+    batch.messages.push_back(Message{send, stage.builder.channel(slot), parts[m].bytes});
+  }
   Op op;
   op.stream = stage.builder.stream(stream);
-  op.work =
-      stage.builder.work(P2PBatch{{Message{send, stage.builder.channel(channel), view.bytes}}});
+  op.work = stage.builder.work(std::move(batch));
   op.name = stream;
   op.category = Category::kPipeline;
   op.phase = gradient ? Phase::kBackward : Phase::kForward;
-  (send ? op.reads : op.writes).push_back(view);
+  (send ? op.reads : op.writes) = parts;
   if (send) op.waits.push_back(EventRef{formal::kResidual, kReady});
   op.records = EventRef{formal::kResidual, send ? kSent : scatters ? kPartArrived : kReady};
   Segment segment;

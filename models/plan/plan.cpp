@@ -36,6 +36,7 @@ class PlanDeriver {
       x_plan.experts.tensor = x_model.has_experts() ? x_plan.tensor : 1;
     }
     derive_order();
+    derive_tensors(x_request.lists.stages, x_plan);
     derive_sequence();
     derive_gradient_types();
     derive_schedule(x_reader, x_request.schedule, x_plan);
@@ -59,7 +60,7 @@ class PlanDeriver {
     derive_layout(x_reader, x_model, x_plan);
     check_stages(x_model, x_plan, x_violations);
     FT_TRY(status());
-    FT_TRY(check_levels_of_stages(accelerators));
+    FT_TRY(check_own_stages());
     return x_plan;
   }
 
@@ -91,6 +92,7 @@ class PlanDeriver {
     Plan& p = x_plan;
     if (p.tensor == 1 && p.tensor_depth == 1) p.tensor_mode = TensorMode::k1D;
     const bool usual = !p.in_grid() && !x_model.is_encoder_decoder() && x_model.ends.masked == 0;
+    p.tensors.sequence = p.tensors.any() && x_request.sequence.value_or(usual);
     p.sequence = p.tensor > 1 && x_request.sequence.value_or(usual);
     if (x_model.is_network()) p.sequence_length = 1;
   }
@@ -144,8 +146,9 @@ class PlanDeriver {
 
   void derive_degrees() {
     Plan& p = x_plan;
-    const std::int64_t ranks = p.tensor * p.pipeline * p.context;
-    std::string degrees = "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline);
+    const std::int64_t ranks = model_ranks(p) * p.context;
+    std::string degrees = "tensor " + tensor_text(p);
+    if (!p.tensors.any()) degrees += " x pipeline " + text(p.pipeline);
     if (p.context > 1) degrees += " x context " + text(p.context);
     if (ranks > p.accelerators) {
       refuse("parallel", degrees + " needs " + text(ranks) + " accelerators, the cluster has " +
@@ -154,7 +157,7 @@ class PlanDeriver {
       refuse("parallel", degrees + " = " + text(ranks) + " does not divide " +
                              text(p.accelerators) + " accelerators");
     } else {
-      p.data = p.accelerators / (p.tensor * p.pipeline);
+      p.data = p.accelerators / model_ranks(p);
       const std::int64_t ranks_batch = p.micro_batch * p.batch_ranks();
       if (p.global_batch == 0) p.global_batch = ranks_batch * x_request.accumulation;
     }
@@ -201,21 +204,37 @@ class PlanDeriver {
     return x_reader.status();
   }
 
-  /// A stage with a level of its own is what a plan with that level would have there: what follows
-  /// from the level, such as the way of the buckets, must be alike.
-  Status check_levels_of_stages(std::int64_t accelerators) {
+  /// A stage with a level or a tensor degree of its own is what a plan with these would have there:
+  /// what follows from them, such as the way of the buckets, must be alike.
+  Status check_own_stages() {
     for (std::size_t stage = 0; stage < x_plan.stages.size(); ++stage) {
-      const std::optional<Sharding> level = x_plan.stages[stage].sharding;
-      if (!level || *level == x_plan.sharding) continue;
-      Request request = x_request;
-      for (Json& one : std::get<Json::Array>(request.lists.stages.value)) one.erase("sharding");
-      request.plan.sharding = *level;
-      FT_ASSIGN(const Plan all, PlanDeriver(x_reader, request, x_model).derive(accelerators));
       const auto number = static_cast<std::int64_t>(stage);
-      if (plan_of_stage(all, number) == plan_of_stage(x_plan, number)) continue;
-      return Error{x_reader.source() + ": /pipeline_stages/" + text(number) +
-                       ": sharding of this stage would change how gradients are added up or "
-                       "travel, which is not modelled beside stages of another level",
+      const Sharding level = x_plan.stages[stage].sharding.value_or(x_plan.sharding);
+      const std::int64_t degree = tensor_of(x_plan, number);
+      if (level == x_plan.sharding && degree == x_plan.tensor) continue;
+      Request request = x_request;
+      for (Json& one : std::get<Json::Array>(request.lists.stages.value)) {
+        for (const char* key : {"sharding", "tensor", "layers"}) one.erase(key);
+      }
+      request.plan.sharding = level;
+      request.plan.tensor = degree;
+      request.plan.pipeline_layout = x_plan.pipeline_layout;
+      request.plan.partition = Partition::kLayers;
+      FT_ASSIGN(
+          const Plan all,
+          PlanDeriver(x_reader, request, x_model).derive(degree * x_plan.pipeline * x_plan.data));
+      Plan one = plan_of_stage(all, number);
+      const Plan own = plan_of_stage(x_plan, number);
+      one.accelerators = own.accelerators;
+      one.tensors = own.tensors;
+      one.partition = own.partition;
+      one.scatter_gather = own.scatter_gather;
+      if (one == own) continue;
+      return Error{x_reader.source() + ": /pipeline_stages/" + text(number) + ": " +
+                       (level == x_plan.sharding ? "tensor" : "sharding") +
+                       " of this stage would change how gradients are added up or travel, which is "
+                       "not modelled beside stages of another " +
+                       (level == x_plan.sharding ? "degree" : "level"),
                    ErrorKind::kUnsupported};
     }
     return ok_status();
@@ -292,13 +311,6 @@ class PlanDeriver {
     if (!rows && p.sequence_length % (2 * p.context) != 0) {
       refuse("batch/sequence", text(p.sequence_length) + " tokens are not a multiple of twice " +
                                    "context " + text(p.context) + ", as balanced chunks need");
-    }
-    const bool inner = p.context_inner > 1;
-    if (x_model.kv_heads % (p.tensor * p.head_ranks()) != 0) {
-      refuse(inner ? "parallel/context_inner" : "parallel/context",
-             text(p.head_ranks()) + " x tensor " + text(p.tensor) +
-                 " does not divide the model's key-value heads " + text(x_model.kv_heads) +
-                 ", as an exchange of heads needs");
     }
     if (!rows && p.attention == AttentionKernel::kUnfused) {
       refuse("kernels/attention",

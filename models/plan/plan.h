@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -254,6 +255,13 @@ struct GradientBuckets {
   bool operator==(const GradientBuckets&) const = default;
 };
 
+/// The framework's allocator (sim/program/allocator.h).
+struct FrameworkMemory {
+  bool expandable_segments = false, records_streams = false;
+  bool planned = false;  ///< instead, memory is laid out before the step (XLA)
+  bool operator==(const FrameworkMemory&) const = default;
+};
+
 /// The rule of the update: models/layers/optimizer.h.
 enum class Optimizer : std::uint8_t { kAdam, kFusedAdam, kLamb, kAdafactor, kAdam8bit, kSgd };
 
@@ -282,6 +290,20 @@ struct StageChoice {
   std::optional<double> device_share = {};  ///< of its layers, whose states stay on the device
   std::optional<Sharding> sharding = {};
   bool operator==(const StageChoice&) const = default;
+};
+
+/// Tensor degrees of the stages of a pipeline, where they are not one (`pipeline_stages` of a RUN).
+/// Stages have equally many data- and context-parallel ranks: a stage of a larger degree has more
+/// ranks (a submesh of its own).
+struct StageTensors {
+  std::vector<std::int64_t> degrees;  ///< by stage; empty: every stage has the plan's
+  bool sequence =
+      false;  ///< between stages tensor ranks hold parts of the tokens, else all of them
+  bool any() const { return !degrees.empty(); }
+  std::int64_t sum() const {
+    return std::accumulate(degrees.begin(), degrees.end(), std::int64_t{0});
+  }
+  bool operator==(const StageTensors&) const = default;
 };
 
 /// A file that lists the passes of every stage, where `schedule` is kFile.
@@ -333,6 +355,7 @@ struct Plan {
   std::vector<std::string> rank_order;  ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   std::vector<StageChoice> stages;  ///< empty where all do as the plan says: `plan_of_stage`
+  StageTensors tensors;             ///< none where `stages` is empty; `tensor` is the others'
   Partition partition = Partition::kLayers;  ///< how, where no RUN gives it
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
   Units units;
@@ -374,8 +397,7 @@ struct Plan {
   Captured captured;            ///< of layers
   HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
   double context_gib = 0;          ///< what CUDA and its libraries hold before the first tensor
-  /// Of the framework's allocator (sim/program/allocator.h); or memory is laid out before (XLA).
-  bool expandable_segments = false, planned_memory = false, records_streams = false;
+  FrameworkMemory memory;
 
   /// Parts of the global batch: data-parallel ranks proper.
   std::int64_t batch_ranks() const { return data / context; }
@@ -454,7 +476,9 @@ struct Plan {
   std::int64_t replicas() const {
     return replica_ranks() / shards();
   }  ///< copies of what is sharded
-  std::int64_t norm_ranks() const { return shards() * tensor * pipeline; }  ///< of the gradients
+  std::int64_t norm_ranks() const {
+    return shards() * (tensors.any() ? tensors.sum() : tensor * pipeline);
+  }  ///< of the gradients
   /// Ranks that share the states of the same experts: a group holds all (`check_expert_plan`).
   std::int64_t expert_shards() const {
     if (sharding == Sharding::kNone) return 1;

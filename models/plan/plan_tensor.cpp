@@ -44,6 +44,15 @@ void check_widths(const Model& m, const Plan& p, Violations& out) {
   check_divided(p, widths, out);
 }
 
+/// Context-parallel ranks that exchange heads hold whole ones.
+void check_exchanged_heads(const Model& m, const Plan& p, Violations& out) {
+  if (p.context == 1 || m.kv_heads % (p.tensor * p.head_ranks()) == 0) return;
+  out.add(p.context_inner > 1 ? "parallel/context_inner" : "parallel/context",
+          text(p.head_ranks()) + " x tensor " + text(p.tensor) +
+              " does not divide the model's key-value heads " + text(m.kv_heads) +
+              ", as an exchange of heads needs");
+}
+
 void check_1d(const Model& m, const Plan& p, Violations& out) {
   if (m.hybrid.shapes.empty()) {
     check_widths(m, p, out);
@@ -237,6 +246,7 @@ std::string_view name_of(TensorMode mode) {
 
 void check_tensor(const Model& model, const Plan& plan, Violations& out) {
   if (has_more(model)) check_hybrid(model, plan, out);
+  check_exchanged_heads(model, plan, out);
   plan.in_grid() ? check_grid(model, plan, out) : check_1d(model, plan, out);
   check_slices(model, plan, out);
 }

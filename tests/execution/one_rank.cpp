@@ -48,6 +48,7 @@ Plan on_one_rank(const Plan& plan) {
   one.tensor_depth = 1;
   one.pipeline_layout.clear();
   one.stages.clear();
+  one.tensors = StageTensors{};
   one.sharding = Sharding::kNone;
   one.buckets = GradientBuckets();
   one.recompute = Recompute{};

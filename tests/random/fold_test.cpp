@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "models/lower.h"
+#include "models/plan/layout/plan_stages.h"
 #include "sim/program/verify.h"
 #include "tests/support/recording.h"
 #include "tests/support/sanitized.h"
@@ -88,7 +89,7 @@ class Folding : public ::testing::TestWithParam<int> {};
 void expect_folds(std::uint64_t seed, Drawn (*draw)(Rng&)) {
   Rng rng(seed);
   Drawn drawn = draw(rng);
-  add_rare(rng, drawn);
+  if (!drawn.plan.tensors.any()) add_rare(rng, drawn);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
   const Workload workload = lower(drawn.model, drawn.plan);
   const Status status = verify(workload);
@@ -133,6 +134,36 @@ TEST_P(GridFolding, EqualsFull) {
                [](Rng& rng) { return draw_grid_plan(rng, 32); });
 }
 
+/// A plan with a tensor degree for every stage.
+Drawn draw_degrees(Rng& rng) {
+  while (true) {
+    Drawn out = draw_plan(rng);
+    add_rare(rng, out);
+    Plan& plan = out.plan;
+    if (plan.pipeline == 1) continue;
+    plan.stages.resize(static_cast<std::size_t>(plan.pipeline));
+    plan.tensors.sequence = rng.below(2) == 0;
+    for (std::int64_t s = 0; s < plan.pipeline; ++s) {
+      plan.tensors.degrees.push_back(std::int64_t{1} << rng.below(3));
+    }
+    plan.tensor = plan.tensors.degrees.front();
+    plan.sequence = plan.tensors.sequence && plan.tensor > 1;
+    plan.scatter_gather = false;
+    plan.accelerators = model_ranks(plan) * plan.data;
+    Violations found;
+    check_stages(out.model, plan, found);
+    if (found.empty() && plan.accelerators <= 64) return out;
+  }
+}
+
+class StageFolding : public ::testing::TestWithParam<int> {};
+
+// Messages between stages of several tensor degrees.
+TEST_P(StageFolding, EqualsFull) {
+  expect_folds(kFirstSeed + 4000 + static_cast<std::uint64_t>(GetParam()), draw_degrees);
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, StageFolding, ::testing::Range(0, kGridPlans));
 INSTANTIATE_TEST_SUITE_P(Plans, GridFolding, ::testing::Range(0, kGridPlans));
 INSTANTIATE_TEST_SUITE_P(Plans, SparseFolding, ::testing::Range(0, kSparsePlans));
 INSTANTIATE_TEST_SUITE_P(Plans, Folding, ::testing::Range(0, kPlans));

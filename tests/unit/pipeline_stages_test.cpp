@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "models/emit/emit.h"
+#include "models/lower.h"
+#include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -73,6 +75,63 @@ TEST(PipelineStages, ShareBySeveralLevels) {
   EXPECT_TRUE(write_stage(model, plan, 0) == write_stage(model, all, 0));
 }
 
+// Stages with tensor degrees of their own have as many more ranks, one stage after the other.
+TEST(PipelineStages, HaveTensorDegreesOfTheirOwn) {
+  const Result<Json> json =
+      parse_json(R"({"parallel":{"pipeline":3,"tensor":2},"batch":{"sequence":16},)"
+                 R"("pipeline_stages":[{"tensor":4},{},{"tensor":1}]})",
+                 "run.json");
+  const Plan plan = must_read(read_plan(json.value(), "run.json", small_llama(), 14));
+  EXPECT_EQ(plan.data, 2);
+  EXPECT_EQ(model_ranks(plan), 7);
+  const std::vector<std::int64_t> degrees = {4, 2, 1};
+  EXPECT_EQ(plan.tensors.degrees, degrees);
+  std::int64_t rank = 0;
+  for (std::int64_t stage = 0; stage < 3; ++stage) {
+    const Plan own = plan_of_stage(plan, stage);
+    EXPECT_EQ(own.tensor, degrees[static_cast<std::size_t>(stage)]);
+    EXPECT_EQ(own.sequence, own.tensor > 1);
+    for (std::int64_t data = 0; data < 2; ++data) {
+      for (std::int64_t tensor = 0; tensor < own.tensor; ++tensor, ++rank) {
+        EXPECT_EQ(rank_at(plan, {tensor, data, stage}).value, rank);
+        const Coordinates at = coordinates_of(plan, RankId(static_cast<std::size_t>(rank)));
+        EXPECT_EQ(at.tensor, tensor);
+        EXPECT_EQ(at.data, data);
+        EXPECT_EQ(at.pipeline, stage);
+      }
+    }
+  }
+  EXPECT_EQ(rank, 14);
+}
+
+// What a stage sends to fewer ranks it sends in larger parts, and all of it arrives.
+TEST(PipelineStages, SendEverythingToAnotherDegree) {
+  const Model model = small_llama();
+  for (const char* sequence : {"true", "false"}) {
+    const Result<Json> json =
+        parse_json(std::string(R"({"parallel":{"pipeline":2,"sequence":)") + sequence +
+                       R"(},"batch":{"sequence":16},"pipeline_stages":[{"tensor":4},{}]})",
+                   "run.json");
+    const Plan plan = must_read(read_plan(json.value(), "run.json", model, 5));
+    const Workload workload = lower(model, plan);
+    ASSERT_TRUE(verify(workload).ok());
+    const Bytes whole = 2 * plan.tokens() * model.hidden;
+    for (const Channel& channel : workload.channels) {
+      const Program& program =
+          workload.programs[workload.ranks[channel.source.index()].program.index()];
+      for (const Work& work : program.works) {
+        const auto* batch = std::get_if<P2PBatch>(&work);
+        if (batch == nullptr || !batch->messages.front().send) continue;
+        const bool up = channel.source.value == 4;  // gradients, to each of four
+        EXPECT_EQ(batch->messages.size(), up ? 4 : 1);
+        const bool parts = !up || std::string(sequence) == "true";
+        EXPECT_EQ(batch->messages.front().bytes, parts ? whole / 4 : whole);
+      }
+    }
+    EXPECT_EQ(workload.channels.size(), 8);
+  }
+}
+
 struct Fault {
   const char* stages;
   const char* more;
@@ -97,7 +156,12 @@ TEST(PipelineStages, FaultsAreNamed) {
        "",
        {"/pipeline_stages/0/offload/optimizer", "1.5"}},
       {R"([{"sharding":"zero"},{}])", "", {"/pipeline_stages/0/sharding", "\"zero\""}},
-      {R"([{"tensor":2},{}])", "", {"/pipeline_stages/0/tensor", "tensor is 1"}, none},
+      {R"([{"tensor":2},{}])", "", {"/parallel", "tensor 2 and 1 by stage", "3"}},
+      {R"([{"tensor":0},{}])", "", {"/pipeline_stages/0/tensor", "0"}},
+      {R"([{"tensor":1.5},{}])", "", {"/pipeline_stages/0/tensor", "1.5"}},
+      {R"([{"tensor":3},{}])",
+       R"("batch":{"sequence":12},)",
+       {"/pipeline_stages/0", "tensor of this stage", "attention heads 4"}},
       {R"([{"sharding":"parameters"},{}])", "", {"/pipeline_stages", "optimizer, gradients"}, none},
       {R"([{"sharding":"none"},{}])",
        R"("sharding":{"level":"optimizer"},)",
@@ -116,6 +180,34 @@ TEST(PipelineStages, FaultsAreNamed) {
     for (const std::string& part : fault.parts) {
       EXPECT_NE(plan.error().message.find(part), std::string::npos)
           << fault.stages << ": " << plan.error().message;
+    }
+  }
+}
+
+// What stages with tensor degrees of their own do not go with is named, each at its key.
+TEST(PipelineStages, DegreesOfTheirOwnHaveLimits) {
+  struct Limit {
+    const char* parallel;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Limit> limits = {
+      {R"("tensor":2)", {"/model", "tied across stages of two degrees"}},
+      {R"("tensor":2,"rank_order":"pp-tp-dp")", {"/parallel/rank_order", "does not end with pp"}},
+      {R"("tensor":4,"tensor_mode":"2d","sequence":false)", {"/parallel/tensor_mode", "1d"}},
+  };
+  for (const Limit& limit : limits) {
+    const std::string run = std::string(R"({"parallel":{"pipeline":2,)") + limit.parallel +
+                            R"(},"batch":{"sequence":16,"micro":4},)" +
+                            R"("pipeline_stages":[{"tensor":4},{"tensor":2}]})";
+    const Result<Json> json = parse_json(run, "run.json");
+    ASSERT_TRUE(json.ok()) << json.error().message;
+    Model model = small_llama();
+    model.tied_embeddings = &limit == &limits.front();
+    const Result<Plan> plan = read_plan(json.value(), "run.json", model, 6);
+    ASSERT_FALSE(plan.ok()) << run;
+    EXPECT_EQ(plan.error().kind, ErrorKind::kUnsupported) << plan.error().message;
+    for (const std::string& part : limit.parts) {
+      EXPECT_NE(plan.error().message.find(part), std::string::npos) << plan.error().message;
     }
   }
 }

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "hardware/pools/pools.h"
 #include "models/lower.h"
 #include "models/plan/layout/plan_layout.h"
+#include "models/plan/layout/plan_stages.h"
 #include "models/schedule/schedule.h"
 #include "sim/engine/prepared.h"
 
@@ -192,33 +194,70 @@ Result<std::vector<LayerWeights>> pass_times(const Run& run) {
   return weights_of(items);
 }
 
-/// Every chunk weighs layers as the devices of its stage take for them, of several kinds the
-/// slowest.
-static Status divide_over_pools(Run& run) {
-  const Pools pools(run.cluster);
-  std::vector<std::vector<LayerWeights>> times;
-  std::vector<double> length;
-  for (std::size_t k = 0; k < run.cluster.pools.size(); ++k) {
-    Run alike = run;
-    alike.cluster = pools.pool(k);
-    alike.cluster.accelerators = run.cluster.accelerators;
-    alike.profile = k < run.pool_profiles.size() ? run.pool_profiles[k] : nullptr;
-    FT_ASSIGN(std::vector<LayerWeights> one, pass_times(alike));
-    double sum = 0;
-    for (const LayerWeights& kind : one) {
-      for (const std::int64_t layer : kind.layers) sum += static_cast<double>(layer);
+/// What a layer's time depends on beside the layer: the kind of nodes, and how many ranks cut it.
+struct StageKind {
+  std::size_t pool = 0;
+  std::int64_t tensor = 1;
+  auto operator<=>(const StageKind&) const = default;
+};
+
+/// The run as if all of its stages were of one kind.
+static Run all_of_kind(const Run& run, const Pools* pools, const StageKind& kind) {
+  Run out = run;
+  if (pools != nullptr) {
+    out.cluster = pools->pool(kind.pool);
+    out.profile = kind.pool < run.pool_profiles.size() ? run.pool_profiles[kind.pool] : nullptr;
+  }
+  if (run.plan.tensors.any()) out.plan = plan_of_degree(run.plan, kind.tensor);
+  out.cluster.accelerators = static_cast<std::int32_t>(out.plan.accelerators);
+  return out;
+}
+
+/// The kinds of a stage's ranks.
+static std::vector<std::vector<StageKind>> kinds_of_stages(const Plan& plan, const Pools* pools) {
+  std::vector<std::vector<StageKind>> out(static_cast<std::size_t>(plan.pipeline));
+  if (pools == nullptr) {
+    for (std::int64_t s = 0; s < plan.pipeline; ++s) {
+      out[static_cast<std::size_t>(s)].push_back({0, tensor_of(plan, s)});
     }
-    times.push_back(std::move(one));
-    length.push_back(sum);
+    return out;
+  }
+  for (std::int64_t r = 0; r < plan.accelerators; ++r) {
+    const RankId rank(static_cast<std::size_t>(r));
+    const std::int64_t stage = coordinates_of(plan, rank).pipeline;
+    const StageKind kind{pools->pool_of(rank), tensor_of(plan, stage)};
+    std::vector<StageKind>& kinds = out[static_cast<std::size_t>(stage)];
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
+  }
+  return out;
+}
+
+/// Every chunk weighs layers as the ranks of its stage take for them, of several kinds the slowest.
+static Status divide_over_kinds(Run& run) {
+  const std::optional<Pools> pools =
+      run.cluster.pools.empty() ? std::nullopt : std::optional<Pools>(run.cluster);
+  const Pools* const of = pools ? &*pools : nullptr;
+  std::vector<std::vector<LayerWeights>> times;
+  std::map<StageKind, std::pair<std::size_t, double>> known;  // place in `times`, all layers
+  std::vector<std::size_t> of_stage;
+  for (const std::vector<StageKind>& kinds : kinds_of_stages(run.plan, of)) {
+    std::pair<std::size_t, double> slowest = {0, -1};
+    for (const StageKind& kind : kinds) {
+      const auto [it, fresh] = known.try_emplace(kind, times.size(), 0.0);
+      if (fresh) {
+        FT_ASSIGN(std::vector<LayerWeights> one, pass_times(all_of_kind(run, of, kind)));
+        for (const LayerWeights& part : one) {
+          for (const std::int64_t layer : part.layers) {
+            it->second.second += static_cast<double>(layer);
+          }
+        }
+        times.push_back(std::move(one));
+      }
+      if (it->second.second > slowest.second) slowest = it->second;
+    }
+    of_stage.push_back(slowest.first);
   }
   Plan& p = run.plan;
-  std::vector<std::size_t> of_stage(static_cast<std::size_t>(p.pipeline), times.size());
-  for (std::int64_t r = 0; r < p.accelerators; ++r) {
-    const RankId rank(static_cast<std::size_t>(r));
-    const std::size_t k = pools.pool_of(rank);
-    std::size_t& slowest = of_stage[static_cast<std::size_t>(coordinates_of(p, rank).pipeline)];
-    if (slowest == times.size() || length[k] > length[slowest]) slowest = k;
-  }
   std::vector<std::size_t> of_chunk;
   for (std::int64_t c = 0; c < p.chunks(); ++c) {
     of_chunk.push_back(of_stage[static_cast<std::size_t>(p.stage_of(c))]);
@@ -230,7 +269,7 @@ static Status divide_over_pools(Run& run) {
 Status divide_by_time(Run& run) {
   Plan& p = run.plan;
   if (p.partition != Partition::kProfiled || p.chunks() == 1) return ok_status();
-  if (!run.cluster.pools.empty()) return divide_over_pools(run);
+  if (!run.cluster.pools.empty() || p.tensors.any()) return divide_over_kinds(run);
   FT_ASSIGN(const std::vector<LayerWeights> times, pass_times(run));
   p.pipeline_layout = balanced_layout(times, p.chunks());
   return ok_status();

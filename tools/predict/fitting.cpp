@@ -148,7 +148,7 @@ Kind cheap_modules(const Run& run) {
 Kind growing_segments(const Run& run) {
   const Plan& plan = run.plan;
   const bool none = run.cluster.scale_up == ScaleUp::kTorus;
-  if (none || plan.planned_memory || plan.expandable_segments) return {};
+  if (none || plan.memory.planned || plan.memory.expandable_segments) return {};
   return {{"allocator.expandable_segments=true"}};
 }
 

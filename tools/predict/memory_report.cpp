@@ -64,8 +64,8 @@ Result<LibraryMemory> library_memory(const Run& run) {
   });
   read_remarks(reader, "foretrain/kernels/1");
   FT_TRY(reader.finish());
-  out.allocator.expandable = run.plan.expandable_segments;
-  out.allocator.records_streams = run.plan.records_streams;
+  out.allocator.expandable = run.plan.memory.expandable_segments;
+  out.allocator.records_streams = run.plan.memory.records_streams;
   return out;
 }
 
@@ -248,7 +248,7 @@ Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std
   out.allocated_gib = gib(peak.bytes) + out.workspace_gib;
   const double others = out.context_gib + out.workspace_gib + out.communication_gib;
   out.reserved_gib = out.allocated_gib;
-  const bool planned = torus || run.plan.planned_memory;
+  const bool planned = torus || run.plan.memory.planned;
   if (!planned) reserve(memory, others, p, out);
   out.peak_gib = out.reserved_gib + out.communication_gib + out.context_gib;
   out.fits = out.peak_gib <= out.capacity_gib;

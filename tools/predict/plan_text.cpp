@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "models/plan/layout/plan_layout.h"
+#include "models/plan/layout/plan_stages.h"
 #include "models/plan/plan_schedule.h"
 #include "models/plan/violations.h"
 #include "tools/report/report.h"
@@ -141,10 +142,10 @@ std::string context_text(const Plan& p) {
 
 std::string plan_text(const Run& run) {
   const Plan& p = run.plan;
-  std::string out = "tensor " + std::to_string(p.tensor);
+  std::string out = "tensor " + tensor_text(p);
   if (p.in_grid()) out += " in " + std::string(name_of(p.tensor_mode));
   if (p.tensor_depth > 1) out += " of depth " + std::to_string(p.tensor_depth);
-  if (p.sequence) out += " with sequence parallelism";
+  if (p.sequence || p.tensors.sequence) out += " with sequence parallelism";
   if (p.rings()) out += " and its exchanges under products";
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";

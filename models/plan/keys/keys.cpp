@@ -53,7 +53,7 @@ PlanKeys run_keys() {
               })
           .else_("all alike")
           .says("What each stage of the pipeline does otherwise, first to last: a list of objects "
-                "with layers, recompute, sharding and offload "
+                "with layers, tensor, recompute, sharding and offload "
                 "(docs/explanation/layers-and-chunks.md).")
           .probe(R"([{"recompute":1},{}])"),
       PlanKey::number("dropout", [](Request& r, double v) { r.plan.dropout = v; })

@@ -61,7 +61,8 @@ bool can_scatter_messages(const Model& model, const Plan& p) {
 }
 
 void derive_messages(const Model& model, Plan& plan) {
-  plan.scatter_gather = plan.scatter_gather && can_scatter_messages(model, plan);
+  const bool can = can_scatter_messages(model, plan) && !plan.tensors.any();
+  plan.scatter_gather = plan.scatter_gather && can;
 }
 
 std::string name_of(Partition partition) {

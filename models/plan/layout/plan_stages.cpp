@@ -6,12 +6,14 @@
 #include "models/plan/plan_reading.h"
 #include "models/plan/plan_recompute.h"
 #include "models/plan/plan_sharding.h"
+#include "models/plan/plan_tensor.h"
 
 namespace foretrain {
 namespace {
 
 constexpr const char* kKey = "pipeline_stages";
 constexpr std::int64_t kMostLayers = 1'000'000'000;
+constexpr std::int64_t kMostTensor = 1 << 20;
 
 const std::vector<std::string>& levels() {
   static const std::vector<std::string> names = {"none", "optimizer", "gradients", "parameters"};
@@ -21,7 +23,6 @@ const std::vector<std::string>& levels() {
 /// One item of the list.
 struct StageRequest {
   std::optional<std::int64_t> layers;
-  std::int64_t tensor = 0;  ///< 0: as the others
   StageChoice choice;
 };
 
@@ -62,13 +63,15 @@ Result<StageRequest> read_stage(const Json& json, const std::string& source,
                                 const std::string& pointer) {
   if (json.object() == nullptr) {
     return input_error(source + ": " + pointer + ": found " + describe(json) +
-                       ", expected an object with any of layers, recompute, sharding and offload");
+                       ", expected an object with any of layers, tensor, recompute, sharding "
+                       "and offload");
   }
   JsonReader reader(json, source, pointer);
   StageRequest out;
   std::int64_t layers = 0;
   if (reader.read("layers", layers, {0, kMostLayers})) out.layers = layers;
-  reader.read("tensor", out.tensor, {1, 1 << 20});
+  std::int64_t tensor = 0;  // `derive_tensors` takes it
+  reader.read("tensor", tensor, {1, kMostTensor});
   read_recompute(reader, out.choice);
   int level = 0;
   if (reader.read_choice("sharding", level, levels())) {
@@ -154,13 +157,88 @@ void check_stage(const Model& model, const Plan& plan, std::int64_t stage, Viola
   for (const auto rules : {check_recompute, check_sharding, check_offload}) {
     rules(model, own, found);
   }
+  if (plan.tensors.any()) {
+    check_tensor(model, own, found);
+  }
   for (const Violation& one : found.all()) {
     out.add(std::string(kKey) + "/" + text(stage), one.key + " of this stage: " + one.message,
             one.kind);
   }
 }
 
+/// What stages with tensor degrees of their own are not modelled with.
+void check_tensors(const Model& model, const Plan& plan, Violations& out) {
+  if (!plan.tensors.any()) return;
+  const std::vector<std::int64_t>& degrees = plan.tensors.degrees;
+  out.beside(
+      "a stage with a tensor degree of its own",
+      {{model.has_experts(), kKey, "experts"},
+       {model.ends.masked > 0, kKey, "the head of masked tokens"},
+       {model.is_encoder_decoder(), kKey, "encoder-decoders"},
+       {plan.in_grid(), "parallel/tensor_mode", "grids: set parallel.tensor_mode to 1d"},
+       {plan.placement() != ChunkPlacement::kRound || plan.shares_vocabulary(), "schedule",
+        "schedules that turn round or share the vocabulary"},
+       {plan.forwards > 1, "schedule/forwards", "several forward passes of a microbatch"},
+       {plan.validates_later(), "overlap/post_validation", "a norm that goes from stage to stage"},
+       {model.tied_embeddings && degrees.front() != degrees.back(), "model",
+        "a table that is tied across stages of two degrees: set "
+        "model.tie_word_embeddings to false"},
+       {plan.rank_order.back() != "pp", "parallel/rank_order",
+        "an order of ranks that does not end with pp"}});
+  const auto stages = static_cast<std::int64_t>(degrees.size());
+  const bool around = plan.virtual_pipeline > 1;
+  for (std::int64_t stage = 0; stage < stages - (around ? 0 : 1); ++stage) {
+    const std::int64_t next = (stage + 1) % stages;
+    const std::int64_t one = tensor_of(plan, stage), other = tensor_of(plan, next);
+    const std::int64_t ratio = std::max(one, other) / std::min(one, other);
+    if (ratio * std::min(one, other) != std::max(one, other)) {
+      out.unsupported(std::string(kKey) + "/" + text(next) + "/tensor",
+                      "found " + text(other) + " behind a stage of " + text(one) +
+                          ": messages between stages are modelled where one degree is a multiple "
+                          "of the other");
+    } else if (plan.tokens() * model.hidden % ratio != 0) {
+      out.unsupported(std::string(kKey) + "/" + text(next) + "/tensor",
+                      "what a microbatch sends, " + text(plan.tokens()) + " tokens of width " +
+                          text(model.hidden) + ", does not divide into " + text(ratio) +
+                          " equal messages");
+    }
+  }
+}
+
 }  // namespace
+
+void derive_tensors(const Json& asked, Plan& plan) {
+  const Json::Array* stages = asked.array();
+  if (stages == nullptr || static_cast<std::int64_t>(stages->size()) != plan.pipeline) return;
+  std::vector<std::int64_t> degrees;
+  for (const Json& stage : *stages) {
+    const Json* found = stage.object() == nullptr ? nullptr : stage.find("tensor");
+    const bool sound = found != nullptr && found->is_number() && found->number() >= 1 &&
+                       found->number() <= static_cast<double>(kMostTensor);
+    degrees.push_back(sound ? static_cast<std::int64_t>(found->number()) : plan.tensor);
+  }
+  const auto differs = [&plan](std::int64_t degree) { return degree != plan.tensor; };
+  if (std::any_of(degrees.begin(), degrees.end(), differs)) plan.tensors.degrees = degrees;
+}
+
+std::string tensor_text(const Plan& plan) {
+  if (!plan.tensors.any()) return text(plan.tensor);
+  std::vector<std::string> degrees;
+  for (const std::int64_t degree : plan.tensors.degrees) degrees.push_back(text(degree));
+  return enumerated(degrees) + " by stage";
+}
+
+std::int64_t model_ranks(const Plan& plan) {
+  return plan.tensors.any() ? plan.tensors.sum() : plan.tensor * plan.pipeline;
+}
+
+std::int64_t tensor_of(const Plan& plan, std::int64_t stage) {
+  return plan.tensors.any() ? plan.tensors.degrees[static_cast<std::size_t>(stage)] : plan.tensor;
+}
+
+std::int64_t messages_between(const Plan& plan, std::int64_t stage, std::int64_t other) {
+  return std::max<std::int64_t>(1, tensor_of(plan, other) / tensor_of(plan, stage));
+}
 
 Status derive_stages(const Json& asked, const std::string& source, const Model& model, Plan& plan) {
   if (asked.is_null()) return ok_status();
@@ -176,24 +254,20 @@ Status derive_stages(const Json& asked, const std::string& source, const Model& 
   for (const Json& item : *asked.array()) {
     const std::string pointer = "/" + std::string(kKey) + "/" + std::to_string(stages.size());
     FT_ASSIGN(StageRequest stage, read_stage(item, source, pointer));
-    if (stage.tensor > 0 && stage.tensor != plan.tensor) {
-      return Error{source + ": " + pointer + "/tensor: found " + text(stage.tensor) +
-                       ", and parallel.tensor is " + text(plan.tensor) +
-                       ": stages with tensor degrees of their own are not modelled",
-                   ErrorKind::kUnsupported};
-    }
     stages.push_back(std::move(stage));
   }
   FT_TRY(take_layers(stages, source, model, plan));
   for (StageRequest& one : stages) plan.stages.push_back(std::move(one.choice));
   take_defaults(plan);
   const auto alike = [](const StageChoice& one) { return one == StageChoice{}; };
-  if (std::all_of(plan.stages.begin(), plan.stages.end(), alike)) plan.stages.clear();
+  const bool same = std::all_of(plan.stages.begin(), plan.stages.end(), alike);
+  if (same && !plan.tensors.any()) plan.stages.clear();
   return ok_status();
 }
 
 void check_stages(const Model& model, const Plan& plan, Violations& out) {
   if (plan.stages.empty()) return;
+  check_tensors(model, plan, out);
   std::vector<Sharding> own;
   for (const StageChoice& one : plan.stages) own.push_back(one.sharding.value_or(plan.sharding));
   const bool differ = std::any_of(own.begin(), own.end(), [&](Sharding s) { return s != own[0]; });
@@ -216,6 +290,15 @@ void check_stages(const Model& model, const Plan& plan, Violations& out) {
   for (std::int64_t stage = 0; stage < plan.pipeline; ++stage) check_stage(model, plan, stage, out);
 }
 
+Plan plan_of_degree(const Plan& plan, std::int64_t tensor) {
+  Plan out = plan;
+  out.tensors = StageTensors{};
+  out.tensor = tensor;
+  out.sequence = plan.tensors.any() ? plan.tensors.sequence && tensor > 1 : plan.sequence;
+  out.accelerators = tensor * plan.pipeline * plan.data;
+  return out;
+}
+
 Plan plan_of_stage(const Plan& plan, std::int64_t stage) {
   Plan out = plan;
   if (plan.stages.empty()) return out;
@@ -225,6 +308,10 @@ Plan plan_of_stage(const Plan& plan, std::int64_t stage) {
   if (own.activation_layers) out.offload.activation_layers = *own.activation_layers;
   if (own.device_share) out.offload.device_share = *own.device_share;
   if (own.sharding) out.sharding = *own.sharding;
+  if (plan.tensors.any()) {
+    out.tensor = tensor_of(plan, stage);
+    out.sequence = plan.tensors.sequence && out.tensor > 1;
+  }
   // A host takes fp16's scale out as it clips; all stages look for what is not finite in one way.
   const auto leaves = [&plan](const StageChoice& one) {
     return one.device_share.value_or(plan.offload.device_share) < 1;
