@@ -170,7 +170,7 @@ TEST(SearchQuestions, ArriveAsTheyWereSent) {
   plan.changes = {{"a.b", Json(2)}};
   plan.memory.peak_at = "op";
   plan.memory.by_kind_gib[1] = 3;
-  Question asked = TuneQuestion{plan, true, 2.5};
+  Question asked = TuneQuestion{plan, Tuning::kOneChunk, 2.5};
   const std::string bytes = packed(asked);
   const std::optional<Question> got = unpacked_question(bytes);
   ASSERT_TRUE(got);

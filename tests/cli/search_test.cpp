@@ -452,6 +452,42 @@ TEST(Search, TunesStagesOfPlansThatDoNotFitEvenly) {
   }
 }
 
+// Six ranks of one replica: 3 divides no heads, but stages of 4 and 2 have six ranks together.
+TEST(Search, FindsTensorDegreesByStage) {
+  const Json run = small_run(6, 6, 80, false);
+  SearchOptions options;
+  options.space.free = {"pipeline_stages"};
+  options.space.fixed = {"parallel.pipeline_layout", "recompute", "parallel.context",
+                         "sharding.level"};
+  options.conditions = {"parallel.data == 1"};
+  options.budget_s = 1e6;
+  const Result<SearchResult> found = search_plans(run, "small", options, {});
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  const auto has_degrees = [](const FoundPlan& plan) {
+    const Json* stages = plan.run.find("pipeline_stages");
+    return stages != nullptr && (*stages->array())[0].find("tensor") != nullptr;
+  };
+  const FoundPlan& best = found.value().plans.front();
+  ASSERT_TRUE(has_degrees(best)) << dump_json(best.run, -1);
+  EXPECT_FALSE(has_degrees(found.value().plans.back()));
+  const Result<std::vector<SearchCase>> cases = search_cases(run, "small", options);
+  ASSERT_TRUE(cases.ok()) << cases.error().message;
+  const Result<foretrain::Run> resolved = cases.value().front().resolve(best.run);
+  ASSERT_TRUE(resolved.ok()) << resolved.error().message;
+  EXPECT_EQ(resolved.value().plan.data, 1);
+  const Result<Prediction> again = predict(resolved.value(), {});
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  EXPECT_EQ(again.value().iteration_time_s, best.iteration_time_s);
+  // A RUN with such stages is itself a question, of its own data-parallel degree.
+  SearchOptions kept;
+  kept.space.over = {"recompute"};
+  kept.space.fixed = {"pipeline_stages"};
+  const Result<SearchResult> more = search_plans(best.run, "small", kept, {});
+  ASSERT_TRUE(more.ok()) << more.error().message;
+  ASSERT_FALSE(more.value().plans.empty());
+  EXPECT_LE(more.value().plans.front().iteration_time_s, best.iteration_time_s);
+}
+
 // Tuning changes no key that the RUN states and nobody frees, nor one that is fixed.
 TEST(Search, TuningLeavesWhatStays) {
   Json run = small_run(8, 2, 10, false);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "models/plan/layout/plan_stages.h"
+
 namespace foretrain {
 
 std::optional<FoundPlan> PlanTuner::with_one_chunk(const FoundPlan& plan) const {
@@ -49,14 +51,69 @@ std::optional<FoundPlan> PlanTuner::changed(
   return std::move(outcome.found);
 }
 
-/// Whether the search tries this value of a key. It tries no other value of a key that the RUN
-/// states, that is fixed, or whose range lacks the value.
-bool PlanTuner::tries(const FoundPlan& plan, const std::string& key, const Json& value) const {
+/// The values that the search tries of a key, which are no others than a RUN states, a user fixes
+/// or a range holds.
+const std::vector<Json>& PlanTuner::values_of(const FoundPlan& plan, const std::string& key) const {
+  static const std::vector<Json> none;
   for (const Dimension& one : x_evaluator.case_of(plan).space.dimensions()) {
-    if (one.key != key) continue;
-    return std::find(one.values.begin(), one.values.end(), value) != one.values.end();
+    if (one.key == key) return one.values;
   }
-  return false;
+  return none;
+}
+
+bool PlanTuner::tries(const FoundPlan& plan, const std::string& key, const Json& value) const {
+  const std::vector<Json>& values = values_of(plan, key);
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+/// Degrees that the search tries, on as many stages as lie between the fewest and the most.
+DegreesAsked PlanTuner::degrees_of(const FoundPlan& plan, const Run& run) const {
+  const auto whole = [](const Json& value) { return static_cast<std::int64_t>(value.number()); };
+  DegreesAsked out;
+  out.ranks = model_ranks(run.plan);
+  for (const Json& value : values_of(plan, "parallel.tensor")) out.degrees.push_back(whole(value));
+  out.least_stages = out.most_stages = run.plan.pipeline;
+  for (const Json& value : values_of(plan, "parallel.pipeline")) {
+    out.least_stages = std::min(out.least_stages, whole(value));
+    out.most_stages = std::max(out.most_stages, whole(value));
+  }
+  out.least_stages = std::max<std::int64_t>(out.least_stages, 2);
+  out.most_stages = std::min(out.most_stages, run.model.layers);
+  for (const Cluster& pool : run.cluster.pools) {
+    if (pool.accelerators % run.plan.data != 0) {
+      out.pools.clear();  // no stage begins with a pool
+      break;
+    }
+    out.pools.push_back(pool.accelerators / run.plan.data);
+  }
+  return out;
+}
+
+std::optional<FoundPlan> PlanTuner::with_stage_degrees(const FoundPlan& plan) const {
+  constexpr std::size_t kMostLists = 60;
+  const Result<Run> run = x_evaluator.case_of(plan).resolve(plan.run);
+  const bool searched = names_stages(x_options) && values_of(plan, "parallel.tensor").size() > 1;
+  if (!run.ok() || !searched) return {};
+  const char* const partition = "parallel.pipeline_partition";
+  const auto& fixed = x_options.fixed;
+  const bool divides = std::find(fixed.begin(), fixed.end(), partition) == fixed.end() &&
+                       value_of_key(run.value().resolved, "parallel.pipeline_layout") == nullptr;
+  std::optional<FoundPlan> best;
+  for (const auto& degrees : stage_degrees(degrees_of(plan, run.value()), kMostLists)) {
+    Json::Array stages;
+    for (const std::int64_t degree : degrees) {
+      stages.emplace_back(Json::Object{});
+      stages.back().set("tensor", degree);
+    }
+    std::vector<std::pair<std::string, Json>> changes = {
+        {"parallel.pipeline", Json(static_cast<std::int64_t>(degrees.size()))},
+        {"parallel.virtual_pipeline", Json(1)},
+        {kStagesKey, Json(std::move(stages))}};
+    if (divides) changes.emplace_back(partition, Json("profiled"));
+    std::optional<FoundPlan> one = changed(plan, changes);
+    if (one && one->objective < (best ? best->objective : plan.objective)) best = std::move(one);
+  }
+  return best;
 }
 
 /// What is searched, and with `pipeline_stages` freed by name all that is not fixed.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tools/search/evaluator.h"
+#include "tools/search/stage_degrees.h"
 #include "tools/search/stage_tuning.h"
 
 namespace foretrain {
@@ -23,11 +24,17 @@ class PlanTuner {
   std::optional<FoundPlan> with_one_chunk(const FoundPlan& plan) const;
   /// The best that is found of the plan's stages; nothing where the plan itself is as good.
   std::optional<FoundPlan> tuned_plan(const FoundPlan& plan) const;
+  /// The best that is found of plans with as many data- and context-parallel ranks whose stages
+  /// have tensor degrees of their own, one chunk each, and layers by time; nothing where the plan
+  /// itself is as good. Asks about some sixty at most.
+  std::optional<FoundPlan> with_stage_degrees(const FoundPlan& plan) const;
 
  private:
   std::optional<FoundPlan> changed(const FoundPlan& plan,
                                    const std::vector<std::pair<std::string, Json>>& changes) const;
+  const std::vector<Json>& values_of(const FoundPlan& plan, const std::string& key) const;
   bool tries(const FoundPlan& plan, const std::string& key, const Json& value) const;
+  DegreesAsked degrees_of(const FoundPlan& plan, const Run& run) const;
   TunedKeys keys_of(const FoundPlan& plan) const;
 
   const Evaluator& x_evaluator;

@@ -457,22 +457,26 @@ class Searcher {
   }
 
   /// From the best plans, and what they are with one chunk a stage, those in which each stage does
-  /// what it needs. They stand beside the plans that the certificate counts.
+  /// what it needs, and those whose stages have tensor degrees of their own. They stand beside the
+  /// plans that the certificate counts.
   void tune_best() {
-    constexpr std::size_t kTuned = 8;
+    constexpr std::size_t kTuned = 8, kOfDegrees = 3;
     constexpr double kSpent = 0.9;
     const double left = kSpent * x_options.budget_s - seconds();
     std::vector<Question> questions;
     for (std::size_t i = 0; i < std::min(kTuned, x_out.plans.size()); ++i) {
-      for (const bool one_chunk : {false, true}) {
-        questions.emplace_back(TuneQuestion{x_out.plans[i], one_chunk, left});
+      for (const Tuning tuning : {Tuning::kStages, Tuning::kOneChunk}) {
+        questions.emplace_back(TuneQuestion{x_out.plans[i], tuning, left});
       }
+    }
+    for (std::size_t i = 0; i < std::min(kOfDegrees, x_out.plans.size()); ++i) {
+      questions.emplace_back(TuneQuestion{x_out.plans[i], Tuning::kDegrees, left});
     }
     // What lacks least memory may fit when each stage does what it needs.
     if (x_out.plans.size() < kTuned && seconds() < x_options.budget_s) {
       for (FoundPlan& one : nearest_plans()) {
         one.objective = kNoLimit;
-        questions.emplace_back(TuneQuestion{std::move(one), false, left});
+        questions.emplace_back(TuneQuestion{std::move(one), Tuning::kStages, left});
       }
     }
     std::vector<Answer> answers = x_crew.answers(questions);

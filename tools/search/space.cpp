@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "models/plan/keys/keys.h"
+#include "models/plan/layout/plan_stages.h"
 #include "tools/search/candidates.h"
 
 namespace foretrain {
@@ -260,10 +261,17 @@ Result<Space> Space::of(Json run, const Run& seed, std::int64_t global_batch,
   // What the search works out is not what the RUN says.
   out.x_drops_stages = names_stages(options) && run.find(kStagesKey) != nullptr;
   if (out.x_drops_stages) run.erase(kStagesKey);
+  const bool keeps = !out.x_drops_stages && seed.plan.tensors.any();
+  out.x_stage_ranks = keeps ? model_ranks(seed.plan) : 0;
   out.x_run = std::move(run);
   set_key(out.x_run, "batch.global", Json(global_batch));
   FT_TRY(out.enumerate(seed));
   return out;
+}
+
+/// Ranks that hold parts of one copy of the model.
+std::int64_t Space::stage_ranks(const Degrees& d) const {
+  return x_stage_ranks > 0 ? x_stage_ranks : d.pipeline * d.tensor;
 }
 
 /// What no rule of a plan can be asked about before it holds.
@@ -277,9 +285,10 @@ bool Space::divides(const Degrees& d, const Run& seed) const {
     if (d.pipeline == 1 || chunks > layers + 2) return false;
     if (!own && layers % chunks != 0 && (layers + 2) % chunks != 0) return false;
   }
-  const std::int64_t ranks = d.pipeline * d.tensor * d.context;
+  const std::int64_t ranks = stage_ranks(d) * d.context;
   if (seed.cluster.accelerators % ranks != 0) return false;
   if (x_global_batch % (d.micro * d.batch_ranks) != 0) return false;
+  if (!seed.model.has_experts()) return true;
   const std::int64_t of_stage = seed.cluster.accelerators / d.pipeline;
   return of_stage % (d.expert * d.expert_tensor) == 0;
 }
@@ -346,7 +355,7 @@ Degrees Space::degrees(Point point) const {
     // parallel.expert_tensor, which follows the degrees before it.
     member(out, d) = value == Json("auto") ? out.tensor : whole(value);
   }
-  const std::int64_t ranks = out.pipeline * out.tensor * out.context;
+  const std::int64_t ranks = stage_ranks(out) * out.context;
   out.batch_ranks = std::max<std::int64_t>(1, x_accelerators / ranks);
   out.microbatches = x_global_batch / (out.micro * out.batch_ranks);
   return out;

@@ -70,11 +70,13 @@ class Space {
 
  private:
   Status enumerate(const Run& seed);
+  std::int64_t stage_ranks(const Degrees& degrees) const;
   bool divides(const Degrees& degrees, const Run& seed) const;
   static bool is_idle(const Dimension& dimension, const Degrees& degrees);
 
   Json x_run;
   std::int64_t x_accelerators = 1, x_global_batch = 1;
+  std::int64_t x_stage_ranks = 0;  ///< tensor degrees that the RUN's stages have, together; 0: none
   std::vector<Dimension> x_dimensions;  ///< those of Degrees first
   std::vector<std::uint8_t> x_points;
   bool x_drops_stages = false;  ///< the RUN's own stages, which the search works out

@@ -37,7 +37,7 @@ static auto fields(Outcome& o) {
 }
 static auto fields(SampleQuestion& q) { return std::tie(q.of_case, q.sample); }
 static auto fields(UnsureQuestion& q) { return std::tie(q.plan); }
-static auto fields(TuneQuestion& q) { return std::tie(q.plan, q.one_chunk, q.seconds); }
+static auto fields(TuneQuestion& q) { return std::tie(q.plan, q.tuning, q.seconds); }
 static auto fields(TunedPlan& p) { return std::tie(p.best); }
 
 template <typename T>
@@ -93,7 +93,10 @@ Answer Answerer::answer_to(const TuneQuestion& question) const {
   const auto until = Clock::now() + std::chrono::duration<double>(question.seconds);
   const PlanTuner tuner(x_evaluator, x_options,
                         [until] { return !stop_asked() && Clock::now() < until; });
-  if (!question.one_chunk) return TunedPlan{tuner.tuned_plan(question.plan)};
+  if (question.tuning == Tuning::kStages) return TunedPlan{tuner.tuned_plan(question.plan)};
+  if (question.tuning == Tuning::kDegrees) {
+    return TunedPlan{tuner.with_stage_degrees(question.plan)};
+  }
   const std::optional<FoundPlan> start = tuner.with_one_chunk(question.plan);
   return start ? TunedPlan{tuner.tuned_plan(*start)} : TunedPlan();
 }

@@ -26,10 +26,12 @@ struct SampleQuestion {
 struct UnsureQuestion {
   FoundPlan plan;
 };
-/// What is the best of the plan's stages, or of those that it has with one chunk a stage?
+/// What is tuned: a plan's stages, those that it has with one chunk each, or their tensor degrees.
+enum class Tuning : std::uint8_t { kStages, kOneChunk, kDegrees };
+/// What is the best of the plan's stages?
 struct TuneQuestion {
   FoundPlan plan;
-  bool one_chunk = false;
+  Tuning tuning = Tuning::kStages;
   double seconds = 0;  ///< there are for it
 };
 struct TunedPlan {
