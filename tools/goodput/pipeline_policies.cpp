@@ -21,8 +21,18 @@ Error policy_error(const Run& run, const std::string& text) {
   return input_error(run.source + ": /campaign/policy: " + text);
 }
 
+/// Both policies reckon with stages of equally many ranks.
+Status check_equal_stages(const Run& run) {
+  if (!run.plan.tensors.any()) return ok_status();
+  return policy_error(run,
+                      "templates and redundant reckon with stages of equally many ranks, and "
+                      "pipeline_stages gives stages tensor degrees of their own; expected one "
+                      "degree for all, or the policy wait");
+}
+
 /// Faults of a run whose pipelines cannot change.
 Status check_templates(const Run& run, const Fleet& fleet, std::int64_t fewest) {
+  FT_TRY(check_equal_stages(run));
   if (run.plan.sharding != Sharding::kNone) {
     return policy_error(run,
                         "templates copies states from another replica, and sharding.level leaves "
@@ -141,6 +151,7 @@ Result<std::vector<NodePasses>> stage_passes(const Run& run, double& step_s, Mem
 
 Status check_redundant(const Run& run) {
   const Plan& plan = run.plan;
+  FT_TRY(check_equal_stages(run));
   if (plan.pipeline < 2) {
     return policy_error(run,
                         "redundant has every stage stand in for the next one, and the run has one "
