@@ -3,6 +3,7 @@
 //
 // Keys come from one or several sources: the packed qkv of the queries, or, under context
 // parallelism, keys and values of one member or of all. What a query sees follows from positions.
+// A sink is one more logit of every row, of no key.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -26,6 +27,28 @@ struct Source {
   std::vector<std::int64_t> positions;
 };
 
+/// A score s becomes c tanh(s / c), with the cap c; its slope is 1 - tanh(s / c)^2.
+template <typename T>
+void cap_scores(T cap, T* scores, T* slopes, std::int64_t count) {
+  for (std::int64_t j = 0; j < count; ++j) {
+    const T t = std::tanh(scores[j] / cap);
+    scores[j] = cap * t;
+    slopes[j] = T(1) - t * t;
+  }
+}
+
+/// Of a block of queries: probabilities, those after dropout, gradients, slopes of capped scores.
+template <typename T>
+struct BlockOfScores {
+  /// The probability that a row leaves to what is no key.
+  T left(std::int64_t row, std::int64_t keys) const {
+    T out = 1;
+    for (std::int64_t j = 0; j < keys; ++j) out -= p[static_cast<std::size_t>(row * keys + j)];
+    return out;
+  }
+  std::vector<T> p, dropped, dp, slopes;
+};
+
 template <typename T>
 class AttentionRun {
  public:
@@ -46,9 +69,10 @@ class AttentionRun {
     std::size_t keys = 0;
     for (const Source<T>& source : x_sources) keys += source.positions.size();
     const std::size_t block = static_cast<std::size_t>(kBlock) * keys;
-    x_p.resize(block);
-    x_dropped.resize(block);
-    x_dp.resize(block);
+    x_block.p.resize(block);
+    x_block.dropped.resize(block);
+    x_block.dp.resize(block);
+    if (work.score.cap > 0) x_block.slopes.resize(block);
   }
 
   void forward() {
@@ -57,7 +81,8 @@ class AttentionRun {
 
   void backward() {
     std::fill_n(x_x.out(0), x_x.writes[0].count, T(0));
-    if (x_x.writes.size() > 1) std::fill_n(x_x.out(1), x_x.writes[1].count, T(0));
+    const bool apart = x_x.writes.size() > (x_w.score.sinks ? 2U : 1U);
+    if (apart) std::fill_n(x_x.out(1), x_x.writes[1].count, T(0));
     each_block([this](const Range& r) { backward_block(r); });
   }
 
@@ -183,17 +208,21 @@ class AttentionRun {
     multiply(Matrices<T>{ta, tb, m, n, k, a, b, c, lda, ldb, ldc, alpha, beta});
   }
 
-  /// x_p = scores of the block, -infinity where masked.
+  /// x_block.p = scores of the block, -infinity where masked.
   void scores(const T* qkv, const Range& r) {
     const T tilt = x_w.alibi ? x_place.slope<T>(r.head) : T(0);
     for (const Seen& seen : r.seen) {
       const Source<T>& s = *seen.source;
       product(false, true, r.rows, seen.keys, x_w.head_dim,
               qkv + (r.batch * x_w.q_len + r.q) * x_width + q_at(r.head), x_width,
-              s.in + key_at(s, r, seen.k), s.width, x_p.data() + seen.column, r.keys, x_scale,
+              s.in + key_at(s, r, seen.k), s.width, x_block.p.data() + seen.column, r.keys, x_scale,
               T(0));
       for (std::int64_t i = 0; i < r.rows; ++i) {
-        T* line = x_p.data() + i * r.keys + seen.column;
+        T* line = x_block.p.data() + i * r.keys + seen.column;
+        if (x_w.score.cap > 0) {
+          cap_scores(static_cast<T>(x_w.score.cap), line,
+                     x_block.slopes.data() + (line - x_block.p.data()), seen.keys);
+        }
         const std::int64_t query = query_position(r, i);
         for (std::int64_t j = 0; j < seen.keys; ++j) {
           const std::int64_t key = s.positions[static_cast<std::size_t>(seen.k + j)];
@@ -229,11 +258,14 @@ class AttentionRun {
 
   /// A query that sees none of these keys gives nothing: zeros, of log-sum-exp -infinity.
   void softmax(const Range& r, std::int64_t i) {
-    T* line = x_p.data() + i * r.keys;
-    const T top =
+    T* line = x_block.p.data() + i * r.keys;
+    T top =
         r.keys > 0 ? *std::max_element(line, line + r.keys) : -std::numeric_limits<T>::infinity();
+    // The last operand that is read: of the head, the logit beside those of its keys.
+    const T sink = x_w.score.sinks ? x_x.in(x_x.reads.size() - 1)[r.head] : T(0);
+    if (x_w.score.sinks) top = std::max(top, sink);
     const bool none = std::isinf(top);
-    T sum = 0;
+    T sum = x_w.score.sinks ? std::exp(sink - top) : T(0);
     for (std::int64_t j = 0; j < r.keys; ++j)
       sum += line[j] = none ? T(0) : std::exp(line[j] - top);
     for (std::int64_t j = 0; j < r.keys && !none; ++j) line[j] /= sum;
@@ -261,14 +293,14 @@ class AttentionRun {
 
   /// Probabilities after dropout.
   const T* drop(const Range& r) {
-    if (x_w.dropout <= 0) return x_p.data();
+    if (x_w.dropout <= 0) return x_block.p.data();
     for (std::int64_t i = 0; i < r.rows; ++i) {
       each_key(r, [&](std::int64_t column, std::int64_t key) {
         const auto at = static_cast<std::size_t>(i * r.keys + column);
-        x_dropped[at] = kept(r, i, key) ? x_p[at] * keep_scale() : T(0);
+        x_block.dropped[at] = kept(r, i, key) ? x_block.p[at] * keep_scale() : T(0);
       });
     }
-    return x_dropped.data();
+    return x_block.dropped.data();
   }
 
   /// Unfused, of one source: the whole rows, zeros where nothing is seen.
@@ -277,33 +309,34 @@ class AttentionRun {
     for (std::int64_t i = 0; i < r.rows; ++i) {
       const std::int64_t line = statistic(r, i) * x_w.kv_len;
       std::fill_n(x_x.out(1) + line, x_w.kv_len, T(0));
-      std::copy_n(x_p.data() + i * r.keys, r.keys, x_x.out(1) + line + k);
+      std::copy_n(x_block.p.data() + i * r.keys, r.keys, x_x.out(1) + line + k);
       if (x_w.dropout <= 0) continue;
       std::fill_n(x_x.flags_out(2) + line, x_w.kv_len, std::uint8_t{0});
       std::fill_n(x_x.out(3) + line, x_w.kv_len, T(0));
-      std::copy_n(x_dropped.data() + i * r.keys, r.keys, x_x.out(3) + line + k);
+      std::copy_n(x_block.dropped.data() + i * r.keys, r.keys, x_x.out(3) + line + k);
       for (std::int64_t j = 0; j < r.keys; ++j) {
         x_x.flags_out(2)[line + k + j] = kept(r, i, k + j) ? 1 : 0;
       }
     }
   }
 
-  /// x_p and x_dropped as forward had them. Reads are d_out, qkv, out, [keys and values of other
-  /// members], what forward kept.
+  /// x_block.p and x_block.dropped as forward had them. Reads are d_out, qkv, out, [keys and values
+  /// of other members], what forward kept.
   const T* probabilities(const Range& r) {
+    if (x_unfused && x_w.score.cap > 0) scores(x_x.in(1), r);  // for their slopes
     if (x_unfused) {
       for (std::int64_t i = 0; i < r.rows; ++i) {
         const std::int64_t line = statistic(r, i) * x_w.kv_len + r.seen[0].k;
-        std::copy_n(x_x.in(3) + line, r.keys, x_p.data() + i * r.keys);
+        std::copy_n(x_x.in(3) + line, r.keys, x_block.p.data() + i * r.keys);
         if (x_w.dropout <= 0) continue;
-        std::copy_n(x_x.in(5) + line, r.keys, x_dropped.data() + i * r.keys);
+        std::copy_n(x_x.in(5) + line, r.keys, x_block.dropped.data() + i * r.keys);
       }
-      return x_w.dropout > 0 ? x_dropped.data() : x_p.data();
+      return x_w.dropout > 0 ? x_block.dropped.data() : x_block.p.data();
     }
     scores(x_x.in(1), r);
-    const T* log_sums = x_x.in(x_x.reads.size() - 1);
+    const T* log_sums = x_x.in(x_x.reads.size() - (x_w.score.sinks ? 2 : 1));
     for (std::int64_t i = 0; i < r.rows; ++i) {
-      T* line = x_p.data() + i * r.keys;
+      T* line = x_block.p.data() + i * r.keys;
       const T lse = log_sums[statistic(r, i)];
       for (std::int64_t j = 0; j < r.keys; ++j) line[j] = std::exp(line[j] - lse);
     }
@@ -315,7 +348,7 @@ class AttentionRun {
     return x_x.flags_in(4)[statistic(r, i) * x_w.kv_len + key] != 0;
   }
 
-  /// x_dp: from the gradients of probabilities to those of scores.
+  /// x_block.dp: from the gradients of probabilities to those of scores.
   void score_gradients(const Range& r, const T* d_out) {
     const T* out = x_x.in(2) + out_at(r);
     for (std::int64_t i = 0; i < r.rows; ++i) {
@@ -323,11 +356,17 @@ class AttentionRun {
       for (std::int64_t c = 0; c < x_w.head_dim; ++c) {
         dot += d_out[i * x_out_width + c] * out[i * x_out_width + c];
       }
+      if (x_w.score.sinks) {  // which takes its probability p to nowhere: -p dot
+        T* of_token =
+            x_x.out(x_x.writes.size() - 1) + (r.batch * x_w.q_len + r.q + i) * x_w.q_heads;
+        of_token[r.head] = -x_block.left(i, r.keys) * dot;
+      }
       each_key(r, [&](std::int64_t column, std::int64_t key) {
         const auto at = static_cast<std::size_t>(i * r.keys + column);
-        T g = x_dp[at];
+        T g = x_block.dp[at];
         if (x_w.dropout > 0) g = kept_then(r, i, key) ? g * keep_scale() : T(0);
-        x_dp[at] = x_p[at] * (g - dot) * x_scale;
+        x_block.dp[at] = x_block.p[at] * (g - dot) * x_scale;
+        if (x_w.score.cap > 0) x_block.dp[at] *= x_block.slopes[at];
       });
     }
   }
@@ -343,17 +382,17 @@ class AttentionRun {
       product(true, false, seen.keys, d, r.rows, p + seen.column, r.keys, d_out, x_out_width,
               s.gradient + key + d, s.width, T(1), T(1));
       product(false, true, r.rows, seen.keys, d, d_out, x_out_width, s.in + key + d, s.width,
-              x_dp.data() + seen.column, r.keys, T(1), T(0));
+              x_block.dp.data() + seen.column, r.keys, T(1), T(0));
     }
     score_gradients(r, d_out);
     T* d_q = x_x.out(0) + (r.batch * x_w.q_len + r.q) * x_d_width + d_q_at(r.head);
     for (const Seen& seen : r.seen) {
       const Source<T>& s = *seen.source;
       const std::int64_t key = key_at(s, r, seen.k);
-      product(false, false, r.rows, d, seen.keys, x_dp.data() + seen.column, r.keys, s.in + key,
-              s.width, d_q, x_d_width, T(1), T(1));
-      product(true, false, seen.keys, d, r.rows, x_dp.data() + seen.column, r.keys, q, x_width,
-              s.gradient + key, s.width, T(1), T(1));
+      product(false, false, r.rows, d, seen.keys, x_block.dp.data() + seen.column, r.keys,
+              s.in + key, s.width, d_q, x_d_width, T(1), T(1));
+      product(true, false, seen.keys, d, r.rows, x_block.dp.data() + seen.column, r.keys, q,
+              x_width, s.gradient + key, s.width, T(1), T(1));
     }
   }
 
@@ -366,7 +405,7 @@ class AttentionRun {
   std::vector<std::int64_t> x_queries;
   std::vector<std::pair<std::int64_t, std::int64_t>> x_documents;  ///< by position
   std::vector<Source<T>> x_sources;
-  std::vector<T> x_p, x_dropped, x_dp;
+  BlockOfScores<T> x_block;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "executor/kernels.h"
+#include "executor/mixers/mixers.h"
 
 namespace foretrain {
 namespace {
@@ -97,12 +98,20 @@ void add(const Kernel& w, const Operands<T>& x) {
   }
 }
 
+/// Of experts' rows, one expert's after the other's, each has a bias of its own. Where numbers p of
+/// the rows weigh it the reads are d y, p, biases, d p, and d p is added to first.
 template <typename T>
 void bias_gradient(const Kernel& w, const Operands<T>& x) {
-  T* out = x.out(0);
+  const std::size_t last = x.writes.size() - 1;
+  const bool weighs = last > 0;
+  const std::int64_t biases = x.writes[last].count / w.cols;
   for (std::int64_t r = 0; r < w.rows; ++r) {
     const T* d = x.in(0) + r * w.cols;
-    for (std::int64_t c = 0; c < w.cols; ++c) out[c] += d[c];
+    const std::int64_t first = r / (w.rows / biases) * w.cols;
+    const T p = weighs ? x.in(1)[r] : T(1);
+    for (std::int64_t c = 0; c < w.cols; ++c) x.out(last)[first + c] += p * d[c];
+    if (!weighs) continue;
+    for (std::int64_t c = 0; c < w.cols; ++c) x.out(0)[r] += d[c] * x.in(2)[first + c];
   }
 }
 
@@ -211,7 +220,11 @@ void start_gradients(const Kernel& w, const Operands<T>& x) {
       w.kind == KernelKind::kSquaredNorm) {
     first = 0;
   }
-  if (w.kind == KernelKind::kLayerNormBackward || w.kind == KernelKind::kRmsNormBackward) first = 1;
+  if (w.kind == KernelKind::kLayerNormBackward || w.kind == KernelKind::kRmsNormBackward ||
+      w.kind == KernelKind::kCausalConvBackward || w.kind == KernelKind::kGatedConvBackward) {
+    first = 1;
+  }
+  if (w.kind == KernelKind::kGatedNormBackward) first = 2;
   for (std::size_t i = first; i < x.writes.size(); ++i) {
     if (!x.reads_back(i)) std::fill_n(x.out(i), x.writes[i].count, T(0));
   }
@@ -227,6 +240,10 @@ void run_kernel(const Kernel& w, const OpContext& context, const Operands<T>& x)
   }
   if (w.kind <= KernelKind::kNormGradientSums) return run_norm(w, context, x);
   if (w.kind <= KernelKind::kRelu2Backward) return run_activation(w, x);
+  if (w.kind == KernelKind::kGeglu || w.kind == KernelKind::kGegluBackward) {
+    return run_activation(w, x);
+  }
+  if (w.kind >= KernelKind::kCausalConv) return run_mixer(w, context, x);
   if (w.kind >= KernelKind::kPackKeys) return run_context(w, context, x);
   if (w.kind >= KernelKind::kRoute) return run_experts(w, context, x);
   run_update(w, context, x);

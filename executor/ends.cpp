@@ -74,6 +74,14 @@ std::int64_t real_columns(const Kernel& w, const OpContext& context) {
   return std::clamp<std::int64_t>(context.batch.vocabulary - first, 0, w.cols);
 }
 
+/// A logit as the loss takes it: with a soft cap c, which `value` is, c tanh(logit / c).
+template <typename T>
+T capped(const Kernel& w, T logit) {
+  if (w.value == 0) return logit;
+  const T cap = static_cast<T>(w.value);
+  return cap * std::tanh(logit / cap);
+}
+
 template <typename T>
 void loss_max(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   const std::int64_t columns = real_columns(w, context);
@@ -82,7 +90,7 @@ void loss_max(const Kernel& w, const OpContext& context, const Operands<T>& x) {
     // Lower than any logit, yet a number: a rank may hold nothing but padding.
     T top = std::numeric_limits<T>::lowest();
     for (std::int64_t c = 0; c < columns; ++c) top = std::max(top, in[c]);
-    x.out(0)[r] = top;
+    x.out(0)[r] = columns > 0 ? capped(w, top) : top;
   }
 }
 
@@ -97,10 +105,11 @@ void loss_sum_exp(const Kernel& w, const OpContext& context, const Operands<T>& 
     T* out = x.out(0) + r * w.cols;
     const T top = x.in(1)[r];
     T sum = 0;
-    for (std::int64_t c = 0; c < columns; ++c) sum += out[c] = std::exp(in[c] - top);
+    for (std::int64_t c = 0; c < columns; ++c) sum += out[c] = std::exp(capped(w, in[c]) - top);
     std::fill(out + columns, out + w.cols, T(0));
     x.out(1)[r] = sum;
-    x.out(2)[r] = slice.has(labels[r]) ? in[labels[r] - slice.first] - top : T(0);
+    const bool here = slice.has(labels[r]);
+    x.out(2)[r] = here ? capped(w, in[labels[r] - slice.first]) - top : T(0);
   }
 }
 
@@ -149,6 +158,13 @@ void loss_backward(const Kernel& w, const OpContext& context, const Operands<T>&
     const T scale = share / x.in(1)[r];
     for (std::int64_t c = 0; c < w.cols; ++c) out[c] = e[c] * scale;
     if (slice.has(labels[r])) out[labels[r] - slice.first] -= share;
+    if (w.value == 0) continue;
+    // Of a capped logit z, which is the logarithm of its exponential and the maximum: 1 - (z/c)^2.
+    const T top = x.in(3)[r];
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      const T z = e[c] > T(0) ? (std::log(e[c]) + top) / static_cast<T>(w.value) : T(1);
+      out[c] *= T(1) - z * z;
+    }
   }
 }
 

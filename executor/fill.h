@@ -6,6 +6,7 @@
 
 #include "executor/cuda/storage.h"
 #include "executor/random.h"
+#include "sim/program/program.h"
 
 namespace foretrain {
 
@@ -54,7 +55,7 @@ struct Fill {
 struct ParameterDraw {
   std::uint64_t key = 0;
   double deviation = 0;
-  bool ones = false;
+  Init init = Init::kNormal;
   std::int64_t at = 0, count = 0;
   std::int64_t begin = 0;                     ///< number of the first one in its slice, row-major
   std::int64_t cols = 1;                      ///< of the slice
@@ -64,8 +65,19 @@ struct ParameterDraw {
   FT_DEVICE float real(std::int64_t i) const {
     const std::int64_t row = first_row + (begin + i) / cols;
     if (row >= rows) return 0;
-    const std::int64_t index = row * width + first_col + (begin + i) % cols;
-    return ones ? 1.0F : static_cast<float>(deviation * normal_at(key, index));
+    return of(row * width + first_col + (begin + i) % cols);
+  }
+
+ private:
+  /// Of element `index` of the tensor.
+  FT_DEVICE float of(std::int64_t index) const {
+    if (init == Init::kOnes) return 1.0F;
+    if (init == Init::kNormal) return static_cast<float>(deviation * normal_at(key, index));
+    const double u = uniform_at(key, index);
+    if (init == Init::kDecay) return static_cast<float>(std::log(1 + 15 * u));
+    constexpr double kLeastStep = 0.001;  // softplus(b) = dt: b = dt + log(1 - exp(-dt))
+    const double dt = kLeastStep * std::exp(u * std::log(100.0));
+    return static_cast<float>(dt + std::log(-std::expm1(-dt)));
   }
 };
 

@@ -152,17 +152,55 @@ void use_one_blas_thread() {
 #endif
 }
 
+namespace {
+
+/// The columns of y = x W^T lie in arrays of their own: those of the result, or of A of a gradient.
+/// A product for each.
+template <typename T>
+void run_blocks(const Gemm& w, const Operands<T>& x) {
+  std::int64_t before = 0;
+  for (const std::int64_t columns : w.columns.blocks) {
+    Matrices<T> one{w.transpose_a, w.transpose_b, w.m, w.n, w.k, x.in(0), x.in(1), x.out(0)};
+    if (w.transpose_a) {  // d W = d y^T x: rows of it
+      one.m = columns;
+      one.a += before * w.k;
+      one.c += before * w.n;
+    } else if (w.transpose_b) {  // y = x W^T
+      one.n = columns;
+      one.b += before * w.k;
+      one.c += before * w.m;
+    } else {  // d x = d y W: a sum
+      one.k = columns;
+      one.a += before * w.m;
+      one.b += before * w.n;
+    }
+    one.lda = w.transpose_a ? one.m : one.k;
+    one.ldb = w.transpose_b ? one.k : one.n;
+    one.ldc = one.n;
+    const bool adds = w.accumulate || (!w.transpose_a && !w.transpose_b && before > 0);
+    one.beta = adds ? T(1) : T(0);
+    multiply(one);
+    before += columns;
+  }
+}
+
+}  // namespace
+
 template <typename T>
 void run_gemm(const Gemm& w, const Operands<T>& x) {
+  if (!w.columns.blocks.empty()) return run_blocks(w, x);
   const bool bias = x.reads.size() > (w.accumulate ? 3U : 2U);
+  const bool weighs = x.reads.size() > (w.accumulate ? 4U : 3U);  // by a number of each row
+  const std::int64_t own = bias ? x.reads[2].count / w.n : 1;     // biases: one, or of each product
   T* c = x.out(0);
   for (std::int64_t b = 0; b < w.batch; ++b) {
     T* block = c + b * w.m * w.n;
     if (bias) {
-      const T* columns = x.in(2);
+      const T* columns = x.in(2) + (own > 1 ? b * w.n : 0);
       for (std::int64_t i = 0; i < w.m; ++i) {
+        const T scale = weighs ? x.in(3)[b * w.m + i] : T(1);
         for (std::int64_t j = 0; j < w.n; ++j) {
-          block[i * w.n + j] = columns[j] + (w.accumulate ? block[i * w.n + j] : T(0));
+          block[i * w.n + j] = scale * columns[j] + (w.accumulate ? block[i * w.n + j] : T(0));
         }
       }
     }

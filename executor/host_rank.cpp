@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "executor/kernels.h"
+#include "executor/mixers/mixers.h"
 #include "executor/token_data.h"
 #include "sim/base/check.h"
 #include "sim/base/threads.h"
@@ -260,7 +261,8 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
   const Op& op = x_list.op_of(task);
   const Work& work = x_program.works[op.work.index()];
   const bool kernel = std::holds_alternative<Gemm>(work) ||
-                      std::holds_alternative<Attention>(work) || kernel_in(work) != nullptr;
+                      std::holds_alternative<Attention>(work) ||
+                      std::holds_alternative<Scan>(work) || kernel_in(work) != nullptr;
   if (kernel) x_transport.kernel_begins(x_rank);
   const double cpu_before = kernel ? cpu_now(x_clock) : 0;
   Arrival there;
@@ -318,6 +320,8 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op, Arrival& there) {
     run_gemm(*gemm, x);
   } else if (const auto* attention = std::get_if<Attention>(&work)) {
     run_attention(*attention, context, x);
+  } else if (const auto* scan = std::get_if<Scan>(&work)) {
+    run_scan(*scan, x);
   } else if (const Kernel* kernel = kernel_in(work)) {
     run_kernel(*kernel, context, x);
   } else if (const auto* collective = std::get_if<Collective>(&work)) {

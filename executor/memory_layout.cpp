@@ -97,7 +97,7 @@ ParameterDraw draw_of(const TensorSlice& slice, std::uint64_t seed) {
   out.key = mix(mix(mix(seed, "parameters"), tensor.name),
                 static_cast<std::uint64_t>(std::int64_t{slice.layer}));
   out.deviation = tensor.deviation;
-  out.ones = tensor.init == Init::kOnes;
+  out.init = tensor.init;
   out.at = slice.element + slice.begin;
   out.count = slice.end - slice.begin;
   out.begin = slice.begin;

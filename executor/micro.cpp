@@ -302,8 +302,8 @@ Attention cudnn_twin(const Attention& work) {
   out.heads_split_over = out.sequences_split_over = out.parts_over = out.heads_over = GroupSlot();
   out.first_sequence = out.head_part = 0;
   out.head_parts = 1;
-  out.more_kernels = 0;
-  out.more_bytes = 0;
+  out.more.kernels = 0;
+  out.more.bytes = 0;
   if (out.part == ContextPart::kHeads) out.part = ContextPart::kWhole;
   return out;
 }

@@ -43,13 +43,14 @@ RowStatistics<T> summed_statistics(const T* sums, std::int64_t cols, bool centre
   return {static_cast<T>(mean), static_cast<T>(scale)};
 }
 
-/// reads: x, weight, [bias], [sums where the columns are cut].
+/// reads: x, [weight], [bias], [sums where the columns are cut].
 template <typename T>
 void norm(const Kernel& w, const OpContext& context, const Operands<T>& x, bool centred) {
   const bool cut = w.cols_split_over.valid();
   const std::int64_t of_all = w.cols * context.place(w.cols_split_over).size;
   const std::int64_t each = centred ? 2 : 1;
-  const T* weight = x.in(1);
+  const bool weighs = x.reads.size() > (cut ? 2 : 1);
+  const T* weight = weighs ? x.in(1) : nullptr;
   const T* bias = x.reads.size() > (cut ? 3 : 2) ? x.in(2) : nullptr;
   for (std::int64_t r = 0; r < w.rows; ++r) {
     const T* in = x.in(0) + r * w.cols;
@@ -65,7 +66,8 @@ void norm(const Kernel& w, const OpContext& context, const Operands<T>& x, bool 
     if (centred) x.out(1)[2 * r] = row.mean;
     x.out(1)[each * r + each - 1] = row.scale;
     for (std::int64_t c = 0; c < w.cols; ++c) {
-      out[c] = (in[c] - row.mean) * row.scale * weight[c] + (bias != nullptr ? bias[c] : T(0));
+      const T hat = (in[c] - row.mean) * row.scale;
+      out[c] = (weighs ? hat * weight[c] : hat) + (bias != nullptr ? bias[c] : T(0));
     }
   }
 }
@@ -76,11 +78,11 @@ template <typename T>
 struct NormRow {
   const T* d_y;
   const T* in;
-  const T* weight;
+  const T* weight;    ///< may be none: ones
   const T* residual;  ///< added to d_x; may be none
   T* d_x;
-  T* d_weight;
-  T* d_bias;  ///< may be none
+  T* d_weight;  ///< none without weights
+  T* d_bias;    ///< may be none
   T mean, scale;
   bool centred;
 };
@@ -94,7 +96,7 @@ GradientSums gradient_sums(const NormRow<T>& x, std::int64_t cols) {
   GradientSums out;
   for (std::int64_t c = 0; c < cols; ++c) {
     const T hat = (x.in[c] - x.mean) * x.scale;
-    const T g = x.d_y[c] * x.weight[c];
+    const T g = x.weight != nullptr ? x.d_y[c] * x.weight[c] : x.d_y[c];
     out.g += g;
     out.dot += static_cast<double>(g) * hat;
   }
@@ -109,20 +111,20 @@ void norm_row_backward(const NormRow<T>& x, std::int64_t cols, const GradientSum
   const T mean_dot = static_cast<T>(sums.dot / static_cast<double>(of_all));
   for (std::int64_t c = 0; c < cols; ++c) {
     const T hat = (x.in[c] - x.mean) * x.scale;
-    x.d_weight[c] += x.d_y[c] * hat;
+    if (x.d_weight != nullptr) x.d_weight[c] += x.d_y[c] * hat;
     if (x.d_bias != nullptr) x.d_bias[c] += x.d_y[c];
-    const T d = x.scale * (x.d_y[c] * x.weight[c] - mean_g - hat * mean_dot);
+    const T g = x.weight != nullptr ? x.d_y[c] * x.weight[c] : x.d_y[c];
+    const T d = x.scale * (g - mean_g - hat * mean_dot);
     x.d_x[c] = d + (x.residual != nullptr ? x.residual[c] : T(0));
   }
 }
 
-/// Row r of d_y, x, statistics, weight.
+/// Row r of d_y, x, statistics.
 template <typename T>
 NormRow<T> row_of(const Kernel& w, const Operands<T>& x, std::int64_t r, bool centred) {
   NormRow<T> row{};
   row.d_y = x.in(0) + r * w.cols;
   row.in = x.in(1) + r * w.cols;
-  row.weight = x.in(3);
   row.mean = centred ? x.in(2)[2 * r] : T(0);
   row.scale = centred ? x.in(2)[2 * r + 1] : x.in(2)[r];
   row.centred = centred;
@@ -131,19 +133,21 @@ NormRow<T> row_of(const Kernel& w, const Operands<T>& x, std::int64_t r, bool ce
 
 template <typename T>
 void norm_backward(const Kernel& w, const OpContext& context, const Operands<T>& x, bool centred) {
-  // reads: d_y, x, statistics, weight, [sums where the columns are cut], [residual], [gradients
+  // reads: d_y, x, statistics, [weight], [sums where the columns are cut], [residual], [gradients
   // that are added to]
   const bool cut = w.cols_split_over.valid();
   const std::int64_t of_all = w.cols * context.place(w.cols_split_over).size;
+  const bool weighs = x.writes.size() > 1;
   const bool bias = x.writes.size() > 2;
-  const std::size_t added = x.reads_back(1) ? x.writes.size() - 1 : 0;
-  const std::size_t before = cut ? 5 : 4;
+  const std::size_t added = weighs && x.reads_back(1) ? x.writes.size() - 1 : 0;
+  const std::size_t before = (cut ? 4 : 3) + (weighs ? 1U : 0U);
   const bool residual = x.reads.size() == before + 1 + added;
   for (std::int64_t r = 0; r < w.rows; ++r) {
     NormRow<T> row = row_of(w, x, r, centred);
     row.residual = residual ? x.in(before) + r * w.cols : nullptr;
     row.d_x = x.out(0) + r * w.cols;
-    row.d_weight = x.out(1);
+    row.weight = weighs ? x.in(3) : nullptr;
+    row.d_weight = weighs ? x.out(1) : nullptr;
     row.d_bias = bias ? x.out(2) : nullptr;
     GradientSums sums;
     if (!cut) {
@@ -180,7 +184,9 @@ template <typename T>
 void norm_gradient_sums(const Kernel& w, const Operands<T>& x) {
   const bool centred = x.writes[0].count == 2 * w.rows;
   for (std::int64_t r = 0; r < w.rows; ++r) {
-    const GradientSums sums = gradient_sums(row_of(w, x, r, centred), w.cols);
+    NormRow<T> row = row_of(w, x, r, centred);
+    row.weight = x.in(3);
+    const GradientSums sums = gradient_sums(row, w.cols);
     if (centred) x.out(0)[2 * r] = static_cast<T>(sums.g);
     x.out(0)[centred ? 2 * r + 1 : r] = static_cast<T>(sums.dot);
   }
@@ -197,43 +203,87 @@ Heads heads_of(std::int64_t elements, std::int64_t tokens, std::int64_t rotated_
   return {kv, (rotated_heads - kv) / kv, width};
 }
 
+/// A token's queries and keys, which are normed one by one. Their weights are those of one head for
+/// all, those of each head, or none.
+template <typename T>
+class NormedHeads {
+ public:
+  /// `weights`: the first operand of them.
+  NormedHeads(const Kernel& w, const OpContext& context, const Operands<T>& x, std::size_t weights)
+      : x_x(x), x_dim(w.cols), x_weights(weights), x_tokens(context.tokens()) {
+    x_heads = heads_of(x.reads[0].count, x_tokens, w.rows / x_tokens, x_dim);
+    x_weighs = x.reads.size() > weights + 1;
+  }
+
+  /// Calls visit(element that a head begins at, whether it is a query, a key or a value: 0, 1, 2,
+  /// the first element of its weights).
+  template <typename Visit>
+  void each(Visit visit) const {
+    for (std::int64_t at = 0; at < x_tokens * x_heads.width; at += x_dim) {
+      const std::int64_t place = at % x_heads.width / x_dim;
+      const std::int64_t group = place / (x_heads.group + 2);
+      const std::int64_t within = place % (x_heads.group + 2);
+      const int what = within < x_heads.group ? 0 : within > x_heads.group ? 2 : 1;
+      const std::int64_t head = what == 0 ? group * x_heads.group + within : group;
+      const bool own = x_weighs && what < 2 && count(what) > x_dim;
+      visit(at, what, own ? head * x_dim : 0);
+    }
+  }
+  bool weighs() const { return x_weighs; }
+  const T* weight(int what) const {
+    return x_weighs ? x_x.in(x_weights + static_cast<std::size_t>(what)) : nullptr;
+  }
+
+ private:
+  std::int64_t count(int what) const {
+    return x_x.reads[x_weights + static_cast<std::size_t>(what)].count;
+  }
+
+  const Operands<T>& x_x;
+  std::int64_t x_dim;
+  std::size_t x_weights;
+  std::int64_t x_tokens;
+  Heads x_heads;
+  bool x_weighs = false;
+};
+
 template <typename T>
 void head_norm(const Kernel& w, const OpContext& context, const Operands<T>& x) {
-  const std::int64_t tokens = context.tokens();
   const std::int64_t d = w.cols;
-  const Heads heads = heads_of(x.reads[0].count, tokens, w.rows / tokens, d);
-  for (std::int64_t at = 0; at < tokens * heads.width; at += d) {
-    const std::int64_t place = at % heads.width / d % (heads.group + 2);
+  const NormedHeads<T> heads(w, context, x, 1);
+  heads.each([&](std::int64_t at, int what, std::int64_t first) {
     const T* in = x.in(0) + at;
     T* out = x.out(0) + at;
-    const bool value = place > heads.group;
-    const T* weight = x.in(place < heads.group ? 1 : 2);
-    const T scale = value ? T(1) : reciprocal_rms(in, d);
-    for (std::int64_t c = 0; c < d; ++c) out[c] = value ? in[c] : in[c] * scale * weight[c];
-  }
+    if (what == 2) return void(std::copy_n(in, d, out));
+    const T scale = reciprocal_rms(in, d);
+    const T* weight = heads.weight(what);
+    for (std::int64_t c = 0; c < d; ++c) {
+      out[c] = weight != nullptr ? in[c] * scale * weight[first + c] : in[c] * scale;
+    }
+  });
 }
 
 template <typename T>
 void head_norm_backward(const Kernel& w, const OpContext& context, const Operands<T>& x) {
-  // reads: d_qkv, qkv, query weight, key weight, gradients; writes: d_qkv, gradients
-  const std::int64_t tokens = context.tokens();
+  // reads: d_qkv, qkv, [query weight, key weight], gradients; writes: d_qkv, gradients
   const std::int64_t d = w.cols;
-  const Heads heads = heads_of(x.reads[0].count, tokens, w.rows / tokens, d);
+  const NormedHeads<T> heads(w, context, x, 2);
   std::vector<T> d_y(static_cast<std::size_t>(d));
-  for (std::int64_t at = 0; at < tokens * heads.width; at += d) {
-    const std::int64_t place = at % heads.width / d % (heads.group + 2);
-    if (place > heads.group) continue;
+  heads.each([&](std::int64_t at, int what, std::int64_t first) {
+    if (what == 2 && x.in(0) != x.out(0)) std::copy_n(x.in(0) + at, d, x.out(0) + at);
+    if (what == 2) return;
     std::copy_n(x.in(0) + at, d, d_y.data());
-    const bool query = place < heads.group;
     NormRow<T> row{};
     row.d_y = d_y.data();
     row.in = x.in(1) + at;
-    row.weight = x.in(query ? 2 : 3);
     row.d_x = x.out(0) + at;
-    row.d_weight = x.out(query ? 1 : 2);
+    if (heads.weighs()) {
+      row.weight = heads.weight(what) + first;
+      row.d_weight = x.out(static_cast<std::size_t>(what) + 1) + first;
+    }
     row.scale = reciprocal_rms(row.in, d);
     norm_row_backward(row, d, gradient_sums(row, d), d);
-  }
+  });
 }
 
 /// Of the first d elements of every query and key, pairs (i, i + d/2) turn by position /
@@ -254,6 +304,7 @@ void rope(const Kernel& w, const OpContext& context, const Operands<T>& x, doubl
       sine[static_cast<std::size_t>(t * half + i)] = static_cast<T>(direction * std::sin(angle));
     }
   }
+  if (x.in(0) != x.out(0)) std::copy_n(x.in(0), w.rows * heads.width, x.out(0));
   for (std::int64_t at = 0; at < w.rows * heads.width; at += d) {
     if (at % heads.width / d % (heads.group + 2) > heads.group) continue;
     const std::int64_t position = context.token(GroupSlot(), w.rows, at / heads.width).position;
@@ -282,8 +333,9 @@ void run_norm(const Kernel& w, const OpContext& context, const Operands<T>& x) {
     case KernelKind::kRmsNorm:
       return x.writes.size() > 1 ? norm(w, context, x, false) : head_norm(w, context, x);
     case KernelKind::kRmsNormBackward:
-      return x.writes.size() == 2 ? norm_backward(w, context, x, false)
-                                  : head_norm_backward(w, context, x);
+      return x.writes.size() == 2 || (x.writes.size() == 1 && x.reads.size() > 2)
+                 ? norm_backward(w, context, x, false)
+                 : head_norm_backward(w, context, x);
     case KernelKind::kNormSums:
       return norm_sums(w, x);
     case KernelKind::kNormGradientSums:

@@ -317,8 +317,8 @@ Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostre
     if (work.alibi)
       bytes += scores * element;  // the bias is added to the scores as they are scaled
   }
-  bytes += static_cast<double>(work.more_bytes);
-  passes += work.more_kernels;
+  bytes += static_cast<double>(work.more.bytes);
+  passes += work.more.kernels;
   const double efficiency =
       memory.efficiency.at(static_cast<std::size_t>(KernelKind::kResidualAdd));
   sum.passes_s = bytes / (device.memory_gb_per_s * 1e9 * efficiency);

@@ -18,6 +18,7 @@ inline constexpr double kLongestSeconds = 1e6;
 /// One of the products that follow each other on several streams, by itself.
 inline Gemm alone(Gemm work) {
   work.beside = work.streams = 1;
+  work.columns.blocks.clear();  // where its columns go costs nothing
   return work;
 }
 

@@ -169,7 +169,8 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
     plain.head_parts = 1;
     // But the first block of ring self-attention, which starts what others add to.
     plain.hops = plain.step == AttentionStep::kWhole ? 0 : std::min(plain.hops, 1);
-    plain.more_kernels = 0;
+    plain.more.kernels = 0;
+    plain.score = {};
     const std::string text = text_of(Work{plain});
     const bool vendor = plain.kernel == AttentionKernel::kCudnn;
     return {

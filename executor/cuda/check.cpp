@@ -196,7 +196,35 @@ Status check_cudnn(const Attention& w, const Op& op) {
   return ok_status();
 }
 
+/// Forms of kernels that the host has and the device does not.
+const char* form_without_kernel(const Kernel& w, const Op& op) {
+  const bool loss = w.kind >= KernelKind::kLossMax && w.kind <= KernelKind::kLossBackward;
+  if (loss && w.value > 0) return "it has no soft caps of logits";
+  const bool turns = w.kind == KernelKind::kRope || w.kind == KernelKind::kRopeBackward;
+  if (turns && !(op.reads[0] == op.writes[0])) return "it turns heads in place";
+  const bool gated = w.kind == KernelKind::kSwiglu || w.kind == KernelKind::kSwigluBackward;
+  const std::size_t gate = w.kind == KernelKind::kSwiglu ? 0 : 1;
+  if (gated && op.reads[gate].bytes == bytes_of(w.dtype, w.rows * w.cols)) {
+    return "it has no gated activation whose halves lie apart";
+  }
+  const bool alone =
+      (w.kind >= KernelKind::kGelu && w.kind <= KernelKind::kRelu2Backward) && !gated;
+  if (alone && op.name.starts_with("moe.experts.")) return "it has no experts without gates";
+  const bool norm = w.kind == KernelKind::kLayerNorm || w.kind == KernelKind::kRmsNorm ||
+                    w.kind == KernelKind::kLayerNormBackward ||
+                    w.kind == KernelKind::kRmsNormBackward;
+  const Bytes width = bytes_of(w.dtype, w.cols);
+  const bool weighs = std::any_of(op.reads.begin() + 1, op.reads.end(),
+                                  [width](const View& read) { return read.bytes == width; });
+  if (norm && !weighs) return "it has no norms without weights or with weights of each head";
+  return nullptr;
+}
+
 Status check_attention(const Attention& w, const Op& op) {
+  if (w.score.sinks || w.score.cap > 0) {
+    return unsupported("the CUDA backend has no attention with sinks or soft caps (" + op.name +
+                       "): execute on the host backend");
+  }
   if (!w.documents.empty()) {
     return unsupported("the CUDA backend attends to whole sequences (" + op.name +
                        "): leave batch.documents out, or execute on the host backend");
@@ -233,10 +261,17 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
   if (!of_host && !std::holds_alternative<Copy>(work) && !types.on_device()) {
     return refused("it reads or writes memory of the host");
   }
+  if (std::holds_alternative<Scan>(work)) return refused("it has no kernel for scans");
   if (const auto* attention = std::get_if<Attention>(&work)) return check_attention(*attention, op);
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
+    if (!gemm->columns.blocks.empty())
+      return refused("it has no product whose columns lie in blocks");
+    if (!gemm->accumulate && op.reads.size() > (gemm->batch > 1 ? 2U : 3U)) {
+      return refused("it has no biases of experts");
+    }
     if (!gemm_fits(*gemm, op, types)) return refused("no product of these types");
   } else if (const Kernel* const kernel = kernel_in(work)) {
+    if (const char* why = form_without_kernel(*kernel, op); why != nullptr) return refused(why);
     if (!kernel_fits(*kernel, op, types)) return refused("no kernel for these types");
   }
   return ok_status();

@@ -1,6 +1,8 @@
 #include "models/architecture/model.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 namespace foretrain {
 namespace {
@@ -25,11 +27,48 @@ std::int64_t active(const Model& model, const Parameter& p) {
   return p.expert ? p.count() / model.experts.count * model.experts.top_k : p.count();
 }
 
+/// Adds a parameter that is cut by rows, with `sections` each of them alone.
+Parameter& add_rows(std::vector<Parameter>& out, const std::string& name, std::int64_t rows,
+                    std::int64_t cols, Init init, std::vector<std::int64_t> sections = {}) {
+  return out.emplace_back(
+      Parameter{name, rows, cols, Split::kRows, init, 1, false, std::move(sections)});
+}
+
+/// Adds the taps of a convolution, as wide as PyTorch draws them: uniform within 1 / sqrt(taps).
+void add_taps(std::vector<Parameter>& out, const std::string& name, std::int64_t channels,
+              std::int64_t taps, std::vector<std::int64_t> sections = {}) {
+  add_rows(out, name, channels, taps, Init::kNormal, std::move(sections)).deviation =
+      1 / std::sqrt(3.0 * static_cast<double>(taps));
+}
+
+/// What the linear in of Mamba-2 gives: z, x, B, C and steps; the convolution takes the middle.
+std::vector<std::int64_t> sections_of(const StateSpace& s, bool of_linear) {
+  const std::int64_t grouped = s.groups * s.state;
+  std::vector<std::int64_t> out = {s.width(), grouped, grouped};
+  if (!of_linear) return out;
+  out.insert(out.begin(), s.width());
+  out.push_back(s.heads);
+  return out;
+}
+
+/// What the linear in of a delta net gives: queries, keys, values, what gates come from, and the
+/// decays' and the strengths' inputs; the convolution takes the first three.
+std::vector<std::int64_t> sections_of(const DeltaNet& d, bool of_linear) {
+  std::vector<std::int64_t> out = {d.keys(), d.keys(), d.values()};
+  if (!of_linear) return out;
+  out.push_back(d.by_channel() ? d.gate_rank : d.values());
+  out.push_back(d.by_channel() ? d.gate_rank : d.value_heads);
+  out.push_back(d.value_heads);
+  return out;
+}
+
 void add_attention(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t h = model.hidden;
   const std::int64_t qkv = model.qkv_width();
-  out.push_back({"attention.qkv.weight", qkv, h, Split::kRows, Init::kNormal});
-  if (model.biases.qkv) out.push_back({"attention.qkv.bias", qkv, 1, Split::kRows, Init::kZeros});
+  std::vector<std::int64_t> sections;  // queries, keys and values; gates
+  if (model.gate_width() > 0) sections = {qkv - model.gate_width(), model.gate_width()};
+  add_rows(out, "attention.qkv.weight", qkv, h, Init::kNormal, sections);
+  if (model.biases.qkv) add_rows(out, "attention.qkv.bias", qkv, 1, Init::kZeros, sections);
   if (model.qk_norm && model.norms.heads != HeadNorms::kWeightless) {
     const bool one = model.norms.heads == HeadNorms::kOneHead;
     const Split split = one ? Split::kNone : Split::kRows;
@@ -77,20 +116,16 @@ void add_latent_attention(const Model& model, std::vector<Parameter>& out) {
       {"attention.projection.weight", h, model.value_width(), Split::kCols, Init::kNormal});
 }
 
-/// Adds parameters that are cut by rows.
-void add_rows(std::vector<Parameter>& out, const std::string& name, std::int64_t rows,
-              std::int64_t cols, Init init) {
-  out.push_back({name, rows, cols, Split::kRows, init});
-}
-
 /// What stands between the linears of a Mamba-2 mixer. Heads, groups and channels are cut alike, so
 /// that every matrix is cut by rows or by columns.
 void add_state_space(const StateSpace& s, std::vector<Parameter>& out) {
-  add_rows(out, "mamba.conv.weight", s.conv_width(), s.taps, Init::kNormal);
-  if (s.conv_bias) add_rows(out, "mamba.conv.bias", s.conv_width(), 1, Init::kZeros);
-  add_rows(out, "mamba.decay", s.heads, 1, Init::kOnes);
+  add_taps(out, "mamba.conv.weight", s.conv_width(), s.taps, sections_of(s, false));
+  if (s.conv_bias) {
+    add_rows(out, "mamba.conv.bias", s.conv_width(), 1, Init::kZeros, sections_of(s, false));
+  }
+  add_rows(out, "mamba.decay", s.heads, 1, Init::kDecay);
   add_rows(out, "mamba.skip", s.heads, 1, Init::kOnes);
-  add_rows(out, "mamba.step.bias", s.heads, 1, Init::kZeros);
+  add_rows(out, "mamba.step.bias", s.heads, 1, Init::kStep);
   if (s.norm) add_rows(out, "mamba.gate_norm.weight", s.width(), 1, Init::kOnes);
 }
 
@@ -98,8 +133,8 @@ void add_mamba(const Model& model, std::vector<Parameter>& out) {
   const StateSpace& s = model.hybrid.state_space;
   const std::int64_t h = model.hidden;
   add_norm(model, "mamba.norm", h, out);
-  add_rows(out, "mamba.in.weight", s.in_width(), h, Init::kNormal);
-  if (s.bias) add_rows(out, "mamba.in.bias", s.in_width(), 1, Init::kZeros);
+  add_rows(out, "mamba.in.weight", s.in_width(), h, Init::kNormal, sections_of(s, true));
+  if (s.bias) add_rows(out, "mamba.in.bias", s.in_width(), 1, Init::kZeros, sections_of(s, true));
   add_state_space(s, out);
   out.push_back({"mamba.out.weight", h, s.width(), Split::kCols, Init::kNormal});
   if (s.bias) out.push_back({"mamba.out.bias", h, 1, Split::kNone, Init::kZeros});
@@ -151,11 +186,11 @@ void add_delta(const Model& model, std::vector<Parameter>& out) {
   const DeltaNet& d = model.hybrid.delta;
   const std::int64_t h = model.hidden;
   add_norm(model, "delta.norm", h, out);
-  add_rows(out, "delta.in.weight", d.in_width(), h, Init::kNormal);
-  add_rows(out, "delta.conv.weight", d.conv_width(), d.taps, Init::kNormal);
-  add_rows(out, "delta.decay", d.value_heads, 1, Init::kOnes);
+  add_rows(out, "delta.in.weight", d.in_width(), h, Init::kNormal, sections_of(d, true));
+  add_taps(out, "delta.conv.weight", d.conv_width(), d.taps, sections_of(d, false));
+  add_rows(out, "delta.decay", d.value_heads, 1, Init::kDecay);
   const std::int64_t decays = d.by_channel() ? d.value_heads * d.key_dim : d.value_heads;
-  add_rows(out, "delta.step.bias", decays, 1, Init::kZeros);
+  add_rows(out, "delta.step.bias", decays, 1, Init::kStep);
   if (d.by_channel()) {
     add_rows(out, "delta.decays.weight", decays, d.gate_rank, Init::kNormal);
     add_rows(out, "delta.gates.weight", d.values(), d.gate_rank, Init::kNormal);
@@ -172,8 +207,8 @@ void add_convolution(const Model& model, std::vector<Parameter>& out) {
   const bool bias = model.hybrid.conv_bias;
   add_norm(model, "conv.norm", h, out);
   out.push_back({"conv.in.weight", 3 * h, h, Split::kRows, Init::kNormal, 3});
-  if (bias) add("conv.in.bias", 3 * h, 1, Split::kRows);
-  add("conv.taps.weight", h, model.hybrid.conv_taps, Split::kRows);
+  if (bias) out.push_back({"conv.in.bias", 3 * h, 1, Split::kRows, Init::kZeros, 3});
+  add_taps(out, "conv.taps.weight", h, model.hybrid.conv_taps);
   if (bias) add("conv.taps.bias", h, 1, Split::kRows);
   add("conv.out.weight", h, h, Split::kCols);
   if (bias) add("conv.out.bias", h, 1, Split::kNone);

@@ -198,6 +198,7 @@ struct AttentionExtras {
   bool key_is_value = false;  ///< values are the keys before their norm: no matrix of their own
   OutputGate gate = OutputGate::kNone;
   std::int64_t value_dim = 0;  ///< of a head's values, where not head_dim; counted, not lowered
+  double score_cap = 0;        ///< soft cap of scores; 0: none
   bool plain() const { return !key_is_value && gate == OutputGate::kNone; }
   bool operator==(const AttentionExtras&) const = default;
 };
@@ -216,6 +217,7 @@ struct Ends {
   std::int64_t patch = 0;    ///< elements of an image's patch, in place of a table of tokens
   /// A second table of tokens gives every layer a vector of so many elements (Gemma 3n); 0: none.
   std::int64_t layer_rows = 0, layer_width = 0;
+  double logit_cap = 0;  ///< soft cap of the logits; 0: none
   bool plain() const { return embedding_width == 0 && classes == 0 && patch == 0; }
   bool operator==(const Ends&) const = default;
 };
@@ -346,6 +348,9 @@ struct Parameter {
   /// Equal matrices one above the other, each cut alone: gate and up.
   std::int64_t parts = 1;
   bool expert = false;  ///< of all experts: rows are cut over expert, columns over expert_tensor
+  /// Rows of unequal matrices one above the other, each cut alone; empty: `parts` says.
+  std::vector<std::int64_t> sections = {};
+  double deviation = 0.02;  ///< of what a kNormal starts with
   std::int64_t count() const { return rows * cols; }
   /// Cut along the vocabulary.
   bool is_table() const {

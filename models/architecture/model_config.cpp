@@ -10,6 +10,7 @@ namespace foretrain {
 namespace {
 
 constexpr std::int64_t kMost = 1'000'000'000;
+constexpr double kLargestCap = 1e6;
 
 /// Other names of keys, in files of any type.
 struct Spelling {
@@ -543,6 +544,8 @@ class ModelReader {
     if (is("segments")) read_segments();
     if (pair) read_encoder_decoder(is("relative_positions"), is("stack_parts"), x_reader, m);
     x_reader.read(key("sliding_window"), m.sliding_window, JsonReader::IntRange{1, kMost});
+    x_reader.read("attn_logit_softcapping", m.attention.score_cap, {0, kLargestCap});
+    x_reader.read("final_logit_softcapping", m.ends.logit_cap, {0, kLargestCap});
     if (is("key_blocks")) read_key_blocks(x_json, x_config.type, x_reader, m);
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;

@@ -31,7 +31,7 @@ void write_narrow_gradient(SegmentWriter& w, const Plan& plan, const std::string
   target.compute(at, gemm, {d.view(), in.view()}, {narrow.view()});
   const bool adds = !plan.writes_fresh() && plan.microbatches() > 1;
   const Ref wide = adds ? temporary(at + " in fp32", gradient.dtype) : gradient;
-  write_casts(target, name + ".cast_gradient", gemm.parts, width, narrow, wide);
+  write_casts(target, name + ".cast_gradient", gemm.columns.parts, width, narrow, wide);
   if (!adds) return;
   target.compute(name + ".accumulate", kernel_of(KernelKind::kAdd, gemm.m, width, gradient.dtype),
                  {gradient.view(), wide.view()}, {gradient.view()});

@@ -46,6 +46,8 @@ Attention ContextParts::core(bool backward) const {
     a.heads_split_over = x_builder.group(inner_axes(x_plan).columns);
     a.sequences_split_over = x_builder.group(inner_axes(x_plan).tokens);
   }
+  a.score.sinks = x_model.attention.sinks && x_plan.context == 1;
+  a.score.cap = x_model.attention.score_cap;
   if (x_plan.context > 1) a.part = ContextPart::kOwn;
   if (inner() == 1) return a;
   a.q_heads /= inner();

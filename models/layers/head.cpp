@@ -10,9 +10,10 @@ constexpr Ref kLossOut{kHeadScalars, kLoss, DType::kFp32, 1};
 
 /// What the mean and the gradient of a loss read.
 LossRows loss_rows(const Ref& exp, const Ref& sum, const Ref& target, const View& labels,
-                   std::int64_t rows) {
+                   std::int64_t rows, const Ref& maximum = {}) {
   LossRows out;
   out.exp = exp;
+  out.maximum = maximum;
   out.sum = sum;
   out.target = target;
   out.labels = labels;
@@ -36,7 +37,7 @@ class HeadWriter : EndWriter {
     if (model.ends.masked > 0) x_tokens = x_rows = plan.micro_batch * model.ends.masked;
     std::optional<GroupSlot> split;
     if (cut()) split = builder.group(x_vocabulary_group);
-    x_loss.emplace(plan, x_vocabulary, branch(), split);
+    x_loss.emplace(plan, x_vocabulary, branch(), split, model.ends.logit_cap);
   }
 
   EndSegments run() {
@@ -67,9 +68,14 @@ class HeadWriter : EndWriter {
   EventRef done() { return x_done = x_backward.event("head gradients done"); }
 
   /// What one prediction keeps for its backward pass: of the next token, then of later ones.
+  /// Of every row: the sum of exponentials; of capped logits the maximum.
+  struct RowNumbers {
+    Ref sum, maximum;
+  };
   struct Prediction {
     Ref pair, joined;  ///< of later tokens: both inputs, and what comes of them
-    Ref y, stats, exp, sum;
+    Ref y, stats, exp;
+    RowNumbers rows;
     Ref normed;       ///< y, or under autocast what y is the 16-bit copy of
     Ref input;        ///< y of all tokens, on all stages where they share the vocabulary
     Ref target, all;  ///< of Vocab-1 and Vocab-2: the labels' logits and the sums of all ranks
@@ -133,12 +139,12 @@ class HeadWriter : EndWriter {
       p.ready = record_last(w, x_saved.event(at + "normed"));
       return p;
     }
-    const Ref maximum = row(at + "maximum");
+    const Ref maximum = p.rows.maximum.valid() ? p.rows.maximum : row(at + "maximum");
     const Ref target = row(at + "target logit");
     write_logits(w, at, p, in, maximum, target, true);
     join(w, at + "loss.target.reduce", target, false);
-    join(w, at + "loss.sum.reduce", p.sum, false);
-    x_loss->mean(w, at, loss_rows(Ref(), p.sum, target, labels(), x_tokens), kLossOut);
+    join(w, at + "loss.sum.reduce", p.rows.sum, false);
+    x_loss->mean(w, at, loss_rows(Ref(), p.rows.sum, target, labels(), x_tokens), kLossOut);
     return p;
   }
 
@@ -151,7 +157,8 @@ class HeadWriter : EndWriter {
     }
     if (x_plan.loss.chunks > 0) return;
     p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
-    p.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
+    p.rows.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
+    if (x_loss->keeps_maximum()) p.rows.maximum = keep(at + "maximum", DType::kFp32, x_tokens);
     if (autocast()) x_cast = keep("output matrix in 16 bits", branch(), table().count);
   }
 
@@ -172,7 +179,7 @@ class HeadWriter : EndWriter {
     if (x_loss->widens()) {
       wide = temp(x_forward, at + "logits in fp32", DType::kFp32, logits.count);
     }
-    const LossRows of{logits, wide, p.exp, p.sum, maximum, target, labels(), x_tokens};
+    const LossRows of{logits, wide, p.exp, p.rows.sum, maximum, target, labels(), x_tokens};
     x_loss->maximum(w, at, of);
     if (joined) join(w, at + "loss.maximum.reduce", maximum, true);
     x_loss->exponentials(w, at, of);
@@ -256,7 +263,8 @@ class HeadWriter : EndWriter {
       write_chunks(w, at, p, full, d_y);
       return write_norm_backward(w, at, p, d_y);
     }
-    x_loss->gradient(w, x_backward, at, loss_rows(p.exp, p.sum, Ref(), labels(), x_tokens),
+    x_loss->gradient(w, x_backward, at,
+                     loss_rows(p.exp, p.rows.sum, Ref(), labels(), x_tokens, p.rows.maximum),
                      d_logits);
     if (const Ref bias = gradient("head.bias"); bias.valid()) {
       std::vector<View> reads = {d_logits.view()};
@@ -331,7 +339,9 @@ class HeadWriter : EndWriter {
     join(w, at + "loss.sum.reduce", rows.sum, false);
     x_loss->mean(w, at, rows, kLossOut);
     const Ref d_logits = wide("d logits", branch());
-    x_loss->gradient(w, x_backward, at, rows, d_logits);
+    LossRows given = rows;
+    if (!x_loss->keeps_maximum()) given.maximum = Ref();
+    x_loss->gradient(w, x_backward, at, given, d_logits);
     w.compute(at + "head.output.input_gradient",
               input_gradient_gemm(x_plan, of.rows, x_vocabulary, x_hidden),
               {d_logits.view(), table().view()},
@@ -493,31 +503,33 @@ class HeadWriter : EndWriter {
                        std::move(writes));
   }
 
-  /// From the ranks' own maxima, sums and targets to those of all; p.sum becomes the sum less the
-  /// rank's own maximum, as its exponentials are.
+  /// From the ranks' own maxima, sums and targets to those of all; p.rows.sum becomes the sum less
+  /// the rank's own maximum, as its exponentials are.
   void join_statistics(SegmentWriter& w, const Prediction& p, const Ref& maximum,
                        const Ref& target) {
     const auto reduce = [&](const char* name, const Ref& in, const Ref& out, bool largest) {
       over(w, kVocabularyGroup, Category::kPipeline, name,
            over_tensor(CollectiveKind::kAllReduce, in.count, DType::kFp32, largest), in, out);
     };
-    const Kernel shift = vocabulary_kernel(KernelKind::kLossShift, x_tokens, x_vocabulary);
+    Kernel shift = vocabulary_kernel(KernelKind::kLossShift, x_tokens, x_vocabulary);
+    shift.value = x_model.ends.logit_cap;
     const Ref top = row("maximum of all");
     const Ref shifted = row("shifted sum");
     reduce("loss.maximum.reduce", maximum, top, true);
     beside(w, "loss.shift", shift,
-           {p.sum.view(), maximum.view(), top.view(), target.view(), labels()},
+           {p.rows.sum.view(), maximum.view(), top.view(), target.view(), labels()},
            {shifted.view(), p.target.view()});
     reduce("loss.target.reduce", p.target, p.target, false);
     reduce("loss.sum.reduce", shifted, p.all, false);
-    beside(w, "loss.shift_back", shift, {p.all.view(), top.view(), maximum.view()}, {p.sum.view()});
+    beside(w, "loss.shift_back", shift, {p.all.view(), top.view(), maximum.view()},
+           {p.rows.sum.view()});
     if (!one_barrier()) record_last(w, x_joined);
   }
 
   void sum_product(SegmentWriter& w, const Prediction& p, const Ref& product, const Ref& rows) {
     const Ref part = temp(x_forward, "d head input", product.count);
     beside(w, "loss.input_gradient", kernel(KernelKind::kLossInput, x_tokens, x_hidden),
-           {product.view(), rows.view(), p.sum.view()}, {part.view()});
+           {product.view(), rows.view(), p.rows.sum.view()}, {part.view()});
     w.wait(record_last(w, x_joined));
     to_last(w, part);
   }
@@ -532,7 +544,7 @@ class HeadWriter : EndWriter {
     if (x_at_end) w.wait(x_sent);
     x_loss->mean(w, "", loss_rows(Ref(), p.all, p.target, labels(), x_tokens), kLossOut);
     const Ref d_logits = temp(x_backward, "d logits", x_tokens * x_vocabulary);
-    x_loss->gradient(w, x_backward, "", loss_rows(p.exp, p.sum, Ref(), labels(), x_tokens),
+    x_loss->gradient(w, x_backward, "", loss_rows(p.exp, p.rows.sum, Ref(), labels(), x_tokens),
                      d_logits);
     if (!one_barrier()) {
       const Ref part = temp(x_backward, "d head input", x_tokens * x_hidden);

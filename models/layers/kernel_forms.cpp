@@ -247,8 +247,8 @@ void form_kernels(const Plan& plan, Program& program) {
   for (Work& work : program.works) {
     if (auto* attention = std::get_if<Attention>(&work)) {
       const AttentionForm form = attention_form(plan, *attention);
-      attention->more_kernels = form.kernels;
-      attention->more_bytes = form.bytes;
+      attention->more.kernels = form.kernels;
+      attention->more.bytes = form.bytes;
     }
     auto* kernel = std::get_if<Kernel>(&work);
     if (kernel == nullptr) continue;

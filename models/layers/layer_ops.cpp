@@ -7,6 +7,8 @@
 
 namespace foretrain {
 
+static constexpr const char* kSinks = "attention.sinks.weight";
+
 /// What composed operations keep lives from a forward to a backward op: of no time, on no data.
 static void keep_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
   if (!kept.valid()) return;
@@ -94,6 +96,12 @@ Ref LayerOps::norm_after_gradient(SegmentWriter& w, const std::string& block,
   return d_in;
 }
 
+/// A norm of queries and keys, by heads or all of a token's at once.
+static Kernel with_form(Kernel norm, const Model& model) {
+  norm.value = model.norms.heads == HeadNorms::kWidth ? 1 : 0;
+  return norm;
+}
+
 void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
   if (!x_layouts.kind.attends()) return;
   const bool rotates = x_model.position == Position::kRope;
@@ -108,7 +116,9 @@ void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
       if (const Ref own = weight(name); own.valid()) reads.push_back(own.view());
     }
     w.compute("attention.qk_norm",
-              kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
+              with_form(kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads),
+                               x_model.head_dim),
+                        x_model),
               std::move(reads), {x_b.qkv.view()});
     raw = {x_b.qkv};
   }
@@ -123,7 +133,11 @@ void LayerOps::forward_core(SegmentWriter& w) {
   } else {
     std::vector<View> writes = core_statistics();
     writes.insert(writes.begin(), x_b.context.view());
-    w.compute("attention.core", core_of_slice(false), {x_b.qkv.view()}, std::move(writes));
+    std::vector<View> reads = {x_b.qkv.view()};
+    if (const Ref sinks = weight(kSinks); sinks.valid()) {
+      reads.push_back(sinks.slice(x_part, x_plan.recompute.parts).view());
+    }
+    w.compute("attention.core", core_of_slice(false), std::move(reads), std::move(writes));
   }
   if (x_mixers.beside) x_mixers.beside->forward(w, x_b.qkv_raw, x_b.context);
   x_quantizer.quantize(w, mixer_names(x_layouts.kind).out + std::string(".quantize"),
@@ -245,6 +259,7 @@ Ref LayerOps::backward_core(SegmentWriter& w, const Ref& d_mixed, const Ref& d_q
   }
   Ref d_context = d_mixed;
   Ref d_raw = d_qkv;
+  Ref of_sinks;  // gradients of every token's
   if (x_mixers.beside) {
     d_raw = scratch("d qkv raw", x_tokens * x_qkv.out);
     d_context = x_mixers.beside->backward(w, d_mixed, x_b.qkv_raw, x_b.context, d_raw);
@@ -255,14 +270,19 @@ Ref LayerOps::backward_core(SegmentWriter& w, const Ref& d_mixed, const Ref& d_q
     std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
     const std::vector<View> statistics = core_statistics();
     reads.insert(reads.end(), statistics.begin(), statistics.end());
-    w.compute("attention.core_gradient", core_of_slice(true), std::move(reads), {d_qkv.view()});
+    std::vector<View> writes = {d_qkv.view()};
+    if (x_model.attention.sinks) {
+      of_sinks = scratch("d sinks of tokens", x_tokens * x_q_heads, DType::kFp32);
+      reads.push_back(weight(kSinks).slice(x_part, x_plan.recompute.parts).view());
+      writes.push_back(of_sinks.view());
+    }
+    w.compute("attention.core_gradient", core_of_slice(true), std::move(reads), std::move(writes));
   }
   if (x_mixers.latent) return d_qkv;
   if (x_model.attention.sinks) {
-    const Ref sinks = gradient("attention.sinks.weight").slice(x_part, x_plan.recompute.parts);
-    std::vector<View> reads = {d_context.view()};
+    std::vector<View> reads = {of_sinks.valid() ? of_sinks.view() : d_context.view()};
     std::vector<View> writes;
-    add_gradients(x_plan, {sinks}, reads, writes);
+    add_gradients(x_plan, {gradient(kSinks).slice(x_part, x_plan.recompute.parts)}, reads, writes);
     w.compute("attention.sinks.gradient", kernel(KernelKind::kBiasGrad, x_tokens, x_q_heads),
               std::move(reads), std::move(writes));
   }
@@ -294,10 +314,11 @@ void LayerOps::backward_positions(SegmentWriter& w, const Ref& d_qkv, const Ref&
   if (x_part > 0 && x_plan.writes_fresh() && q.valid())
     normed.insert(normed.end(), {q.view(), k.view()});
   add_gradients(x_plan, {q, k}, normed, writes);
-  w.compute(
-      "attention.qk_norm_gradient",
-      kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
-      std::move(normed), std::move(writes));
+  w.compute("attention.qk_norm_gradient",
+            with_form(kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads),
+                             x_model.head_dim),
+                      x_model),
+            std::move(normed), std::move(writes));
 }
 
 }  // namespace foretrain

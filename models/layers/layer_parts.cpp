@@ -156,17 +156,19 @@ void LayerParts::set_linears() {
   const bool other = x_mixers.replace_core([&](const auto& core) {
     x_qkv_width = core.in_width();
     x_qkv = linear(names.in, x_qkv_width, h);
+    x_qkv.columns.blocks = core.in_blocks();
     x_projection = linear(names.out, h, core.out_width());
   });
   if (x_mixers.beside) {
     x_qkv = linear(names.in, x_mixers.beside->in_width(), h);
+    x_qkv.columns.blocks = x_mixers.beside->in_blocks();
     x_projection =
         linear(names.out, h, x_model.value_width() / t + x_mixers.beside->more_columns());
   } else if (!other && x_plan.separate_projections) {
     const std::int64_t kv = x_kv_heads * x_model.head_dim;
-    x_qkv.parts = {x_q_heads * x_model.head_dim, kv, kv};
+    x_qkv.columns.parts = {x_q_heads * x_model.head_dim, kv, kv};
   }
-  if (x_plan.separate_projections && x_model.gated()) x_up.parts = {f, f};
+  if (x_plan.separate_projections && x_model.gated()) x_up.columns.parts = {f, f};
   x_up.matrices = x_model.gated() ? 2 : 1;
   x_projection.inner = x_down.inner = true;
   x_projection.number = 1;

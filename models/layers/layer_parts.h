@@ -23,17 +23,17 @@ namespace foretrain {
 struct Linear {
   Ref weight, bias, weight_gradient, bias_gradient;
   std::int64_t out = 0, in = 0;
-  std::array<std::int64_t, 3> parts{};  ///< as Gemm's
-  std::int64_t matrices = 1;            ///< matrices of the weight
-  bool inner = false;                   ///< back to the residual stream
+  ColumnCuts columns = {};    ///< as Gemm's
+  std::int64_t matrices = 1;  ///< matrices of the weight
+  bool inner = false;         ///< back to the residual stream
   /// Under autocast: the parameters that weight and bias are 16-bit copies of, and the copies that
   /// a pass makes which computes the layer again.
   Ref own_weight = {}, own_bias = {}, weight_again = {}, bias_again = {};
   std::size_t number = 0;  ///< among the linears of the layer
   /// Matrices that are linears of their own.
   std::size_t apart() const {
-    return static_cast<std::size_t>(
-        std::count_if(parts.begin(), parts.end(), [](std::int64_t rows) { return rows > 0; }));
+    return static_cast<std::size_t>(std::count_if(columns.parts.begin(), columns.parts.end(),
+                                                  [](std::int64_t rows) { return rows > 0; }));
   }
   GridMatrix of_grid() const { return {weight, weight_gradient, out, in, matrices, inner, false}; }
 };

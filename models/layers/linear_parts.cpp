@@ -15,8 +15,8 @@ void LinearParts::gather(SegmentWriter& w, const char* block, const Ref& part, c
 
 void LinearParts::cast_weights(SegmentWriter& w, const std::string& name, const Linear& l) const {
   if (!x_plan.precision.autocast) return;
-  write_casts(w, name + ".cast_weight", l.parts, l.in, l.own_weight, l.weight);
-  if (l.bias.valid()) write_casts(w, name + ".cast_bias", l.parts, 1, l.own_bias, l.bias);
+  write_casts(w, name + ".cast_weight", l.columns.parts, l.in, l.own_weight, l.weight);
+  if (l.bias.valid()) write_casts(w, name + ".cast_bias", l.columns.parts, 1, l.own_bias, l.bias);
 }
 
 void LinearParts::forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,

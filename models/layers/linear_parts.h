@@ -39,7 +39,7 @@ class LinearParts : public ContextParts {
   }
   /// `gemm` with the matrices and the types of the linear's weights.
   Gemm of_linear(const Linear& l, Gemm gemm, bool backward) const {
-    gemm.parts = l.parts;
+    gemm.columns = l.columns;
     return x_quantizer.typed(gemm, l.weight, backward);
   }
   /// The product of one rank's part in a ring.

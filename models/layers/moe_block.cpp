@@ -14,6 +14,9 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+/// What this matrix takes has rows' probabilities as factors: they weigh its bias too.
+constexpr const char* kExpertsDown = "moe.experts.down";
+
 }  // namespace
 
 FanOut fan_out(const Experts& e) {
@@ -141,9 +144,16 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local, const Ref& stre
 }
 
 void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
-                             std::int64_t cols, const Ref& d_out, const Ref& bias) {
+                             std::int64_t cols, const Ref& d_out, const Ref& bias,
+                             const Ref& d_chances) {
   std::vector<View> reads = {d_out.view()};
   std::vector<View> writes;
+  if (d_chances.valid()) {
+    reads.push_back(x_probabilities.view());
+    reads.push_back(expert(name, false, ".bias").view());
+    reads.push_back(d_chances.view());
+    writes.push_back(d_chances.view());
+  }
   add_gradients(x_plan, {bias}, reads, writes);
   w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, cols), std::move(reads),
             std::move(writes));
@@ -153,7 +163,12 @@ void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int
 void MoeBlock::route(SegmentWriter& w, const Ref& in) {
   const Ref logits = temporary("router logits", x_rows * x_router.out);
   const Ref read = x_more.beside ? x_more.beside->scaled(w, in) : in;
-  linear(w, "moe.router", x_router, x_rows, read, logits);
+  std::vector<View> reads = {read.view(), x_quantizer->by_rows(x_router.weight).view()};
+  if (const Ref bias = parameter("moe.router.bias"); bias.valid()) reads.push_back(bias.view());
+  w.compute("moe.router",
+            x_quantizer->typed(forward_gemm(x_plan, x_rows, x_router.out, x_router.in),
+                               x_router.weight, false),
+            std::move(reads), {logits.view()});
   Kernel choose = of_experts(KernelKind::kRoute, x_rows, x_router.out);
   choose.launches = router_launches(x_plan.experts).forward;
   if (x_plan.sequence) choose.split_over = x_tensor;
@@ -222,7 +237,12 @@ void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, con
   gemm = x_quantizer->typed(gemm, of, backward);
   if (gemm.transpose_a) return write_weight_gradient(w, x_plan, name, gemm, a, b, out);
   gemm.out = x_plan.precision.compute;
-  w.compute(name, gemm, {a.view(), b.view()}, {out.view()});
+  std::vector<View> reads = {a.view(), b.view()};
+  if (!backward && x_model.experts.bias) {
+    reads.push_back(expert(name, false, ".bias").view());
+    if (name == kExpertsDown && !masks()) reads.push_back(x_probabilities.view());
+  }
+  w.compute(name, gemm, std::move(reads), {out.view()});
 }
 
 Ref MoeBlock::padded(SegmentWriter& w, const std::string& name, const Ref& rows) {
@@ -455,8 +475,8 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
                          d_padded);
   const Ref d_input = padded(w, "moe.experts.unpad_gradient", d_padded);
   if (x_model.experts.bias) {
-    bias_gradient(w, "moe.experts.down", rows, h, d_down.rows,
-                  expert("moe.experts.down", true, ".bias"));
+    bias_gradient(w, kExpertsDown, rows, h, d_down.rows, expert(kExpertsDown, true, ".bias"),
+                  d_chances);
     bias_gradient(w, "moe.experts.up", rows, raised(x_width), d_up,
                   expert("moe.experts.up", true, ".bias"));
   }

@@ -89,7 +89,8 @@ class MoeBlock : public Block {
   Ref expert(const std::string& name, bool of_gradients, const char* part = ".weight") const;
   /// Biases are added by the kernels of their GEMMs; their gradients are not.
   void bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
-                     std::int64_t cols, const Ref& d_out, const Ref& bias);
+                     std::int64_t cols, const Ref& d_out, const Ref& bias,
+                     const Ref& d_chances = {});
   /// A grouped GEMM of the experts' matrix `of`, forward or backward; reads `a` and `b`.
   void grouped(SegmentWriter& w, const std::string& name, Gemm gemm, const Ref& of, bool backward,
                const Ref& a, const Ref& b, const Ref& out);

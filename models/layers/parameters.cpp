@@ -55,24 +55,33 @@ Cut cut_of(const Parameter& p, const Plan& plan) {
   return out;
 }
 
+/// Rows of the matrices that lie one above the other.
+std::vector<std::int64_t> matrices_of(const Parameter& p) {
+  if (!p.sections.empty()) return p.sections;
+  return std::vector<std::int64_t>(static_cast<std::size_t>(p.parts), p.rows / p.parts);
+}
+
 /// The tensors that a rank's part of the parameter belongs to. Where a layer is computed in parts
 /// (models/layers/co_shard.cpp) what each part multiplies with lies together: its rows of every
 /// matrix, its columns. Rows of one matrix do so anyway.
 std::vector<Piece> pieces_of(ProgramBuilder& builder, const std::string& name, const Parameter& p,
                              const Cut& cut, std::int64_t parts) {
+  const std::vector<std::int64_t> matrices = matrices_of(p);
   const auto row_parts = static_cast<std::int32_t>(p.parts > 1 ? parts : 1);
   const auto col_parts = static_cast<std::int32_t>(p.split == Split::kCols ? parts : 1);
   std::vector<Piece> out;
   std::int64_t offset = 0;
   for (std::int32_t i = 0; i < std::max(row_parts, col_parts); ++i) {
-    for (std::int64_t matrix = 0; matrix < p.parts; ++matrix) {
-      const std::string of_matrix = p.parts > 1 ? "." + std::to_string(matrix) : "";
+    for (std::size_t matrix = 0; matrix < matrices.size(); ++matrix) {
+      const std::string of_matrix = matrices.size() > 1 ? "." + std::to_string(matrix) : "";
+      const std::int64_t rows = matrices[matrix];
       Piece piece;
       piece.tensor = builder.tensor(
-          Tensor{name + "." + p.name + of_matrix, p.rows / p.parts, p.cols, p.init, 0.02});
+          Tensor{name + "." + p.name + of_matrix, rows, p.cols, p.init, p.deviation});
       if (row_parts > 1) piece.row_part = {i, row_parts};
       if (col_parts > 1) piece.col_part = {i, col_parts};
-      piece.row_count = cut.rows / p.parts / row_parts;
+      // A table's rows are padded; a matrix of several is cut as the whole is.
+      piece.row_count = (matrices.size() > 1 ? rows * cut.rows / p.rows : cut.rows) / row_parts;
       piece.col_count = cut.cols / col_parts;
       piece.offset = offset;
       offset += piece.row_count * piece.col_count;

@@ -30,10 +30,10 @@ double operations_of_attention(const Attention& work) {
   constexpr double kKernelsOfOne = 2;
   if (work.step != AttentionStep::kWhole) {
     const bool drops = work.step == AttentionStep::kSoftmax && work.dropout > 0;
-    return 1 + (drops ? 1 : 0) + work.more_kernels / kKernelsOfOne;
+    return 1 + (drops ? 1 : 0) + work.more.kernels / kKernelsOfOne;
   }
   if (work.kernel != AttentionKernel::kUnfused) return work.backward ? 2 : 1;
-  const double more = std::floor(work.more_kernels / kKernelsOfOne);
+  const double more = std::floor(work.more.kernels / kKernelsOfOne);
   return (work.backward ? 5 : 3) + (work.dropout > 0 ? 1 : 0) + more;
 }
 

@@ -92,7 +92,9 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(KernelKind::kCou
      "unit-rows",
      "unit-rows-backward",
      "sigmoid-gate",
-     "sigmoid-gate-backward"};
+     "sigmoid-gate-backward",
+     "repeat-heads",
+     "repeat-heads-backward"};
 
 }  // namespace
 

@@ -50,7 +50,10 @@ std::string_view name_of(BufferKind kind);
 
 /// How a logical tensor of the model starts. Values are drawn by a counter-based generator on
 /// global element indices, so that every plan starts from the same weights.
-enum class Init : std::uint8_t { kZeros, kOnes, kNormal };
+/// kDecay: the logarithm of a number uniform on [1, 16]. kStep: b with softplus(b) = dt, whose
+/// logarithm is uniform from that of 0.001 to that of 0.1. Both as mamba_ssm draws its decays and
+/// the biases of its steps (modules/mamba2.py).
+enum class Init : std::uint8_t { kZeros, kOnes, kNormal, kDecay, kStep };
 
 /// A parameter of the model as the whole model knows it: [rows, cols], row-major.
 struct Tensor {

@@ -118,8 +118,8 @@ bool take_parts(Words& words, Gemm& out) {
     out.streams = static_cast<std::int32_t>(*streams);
     return take_parts(words, out);
   }
-  if (numbers.empty() || numbers.size() > out.parts.size()) return false;
-  std::copy(numbers.begin(), numbers.end(), out.parts.begin());
+  if (numbers.empty() || numbers.size() > out.columns.parts.size()) return false;
+  std::copy(numbers.begin(), numbers.end(), out.columns.parts.begin());
   return true;
 }
 
@@ -141,6 +141,7 @@ std::optional<Work> read_gemm(Words& words) {
   out.cutlass = words.take("cutlass");
   if (!take_parts(words, out)) return std::nullopt;
   if (words.take("groups")) out.groups = words.take_numbers();
+  if (words.take("blocks")) out.columns.blocks = words.take_numbers();
   out.accumulate = words.take("accumulate");
   return out;
 }
@@ -181,6 +182,7 @@ bool take_extents(Words& words, Attention& out) {
 
 std::optional<Work> read_attention(Words& words) {
   constexpr double kDropout = 0.1;
+  constexpr double kCap = 50;
   Attention out;
   if (!take_step(words, out) || !take_extents(words, out)) return std::nullopt;
   out.causal = words.take("causal");
@@ -191,13 +193,15 @@ std::optional<Work> read_attention(Words& words) {
     if (!words.take("of")) return std::nullopt;
     out.head_parts = static_cast<std::int32_t>(words.take_number().value_or(1));
   }
+  out.score.sinks = words.take("sinks");
+  if (words.take("capped")) out.score.cap = kCap;
   if (words.take("dropout")) out.dropout = kDropout;
   if (words.take("window")) out.window = words.take_number().value_or(0);
   if (words.take("documents")) out.documents = words.take_numbers();
   if (words.take("and")) {
-    out.more_kernels = static_cast<std::int32_t>(words.take_number().value_or(0));
+    out.more.kernels = static_cast<std::int32_t>(words.take_number().value_or(0));
     if (!words.take("kernels of")) return std::nullopt;
-    out.more_bytes = words.take_number().value_or(0);
+    out.more.bytes = words.take_number().value_or(0);
     if (!words.take("B")) return std::nullopt;
   }
   if (!find_name(words.take(), AttentionKernel::kTriton, out.kernel)) return std::nullopt;

@@ -28,12 +28,14 @@ std::string text_of(const Attention& w) {
   if (w.alibi) out += " alibi";
   if (w.first_sequence > 0) out += " from sequence " + number(w.first_sequence);
   if (w.head_parts > 1) out += " part " + number(w.head_part) + " of " + number(w.head_parts);
+  if (w.score.sinks) out += " sinks";
+  if (w.score.cap > 0) out += " capped";
   if (w.dropout > 0) out += " dropout";
   if (w.window > 0) out += " window " + number(w.window);
   if (!w.documents.empty()) out += " documents";
   for (const std::int64_t length : w.documents) out += " " + number(length);
-  if (w.more_kernels > 0) {
-    out += " and " + number(w.more_kernels) + " kernels of " + number(w.more_bytes) + " B";
+  if (w.more.kernels > 0) {
+    out += " and " + number(w.more.kernels) + " kernels of " + number(w.more.bytes) + " B";
   }
   return out + " " + std::string(name_of(w.kernel)) + " " + std::string(name_of(w.dtype));
 }
@@ -81,12 +83,14 @@ std::string text_of(const Gemm& w) {
   if (w.split_accumulator) out += " split accumulator";
   if (w.cutlass) out += " cutlass";
   if (w.beside > 1) out += " of " + number(w.beside) + " on " + number(w.streams) + " streams";
-  if (w.parts[0] > 0) {
+  if (w.columns.parts[0] > 0) {
     out += " of";
-    for (const std::int64_t part : w.parts) out += part > 0 ? " " + number(part) : "";
+    for (const std::int64_t part : w.columns.parts) out += part > 0 ? " " + number(part) : "";
   }
   if (!w.groups.empty()) out += " groups";
   for (const std::int64_t tokens : w.groups) out += " " + number(tokens);
+  if (!w.columns.blocks.empty()) out += " blocks";
+  for (const std::int64_t columns : w.columns.blocks) out += " " + number(columns);
   return w.accumulate ? out + " accumulate" : out;
 }
 
@@ -259,10 +263,10 @@ std::string text_of(const Work& work) {
 
 std::vector<Gemm> gemms_of(const Gemm& work) {
   std::vector<Gemm> out;
-  for (const std::int64_t part : work.parts) {
+  for (const std::int64_t part : work.columns.parts) {
     if (part == 0) break;
     Gemm one = work;
-    one.parts = {};
+    one.columns.parts = {};
     std::int64_t& cut = work.transpose_a ? one.m : work.transpose_b ? one.n : one.k;
     // What several matrices give to one input's gradient is added up.
     if (&cut == &one.k && !out.empty()) one.accumulate = true;

@@ -20,6 +20,17 @@ namespace foretrain {
 using GroupSlot = Id<struct GroupSlotTag>;
 using ChannelSlot = Id<struct ChannelSlotTag>;
 
+/// How the columns of y = x W^T are cut.
+struct ColumnCuts {
+  /// The weights W are up to three matrices of so many rows, and each is multiplied by a GEMM of
+  /// its own: they cut n of y = x W^T, k of d x = d y W and m of d W = d y^T x. Zeros: one matrix.
+  std::array<std::int64_t, 3> parts{};
+  /// They lie in arrays of so many columns each, one after the other, since different kernels take
+  /// them: those of the result, and of A of both gradients. None: in one.
+  std::vector<std::int64_t> blocks = {};
+  bool operator==(const ColumnCuts&) const = default;
+};
+
 /// C[m,n] = op(A) op(B), row-major, `batch` times; `accumulate` adds to C instead of replacing it.
 /// Operands: reads A, B; writes C (and reads it when accumulating). FLOPs 2 m n k batch.
 struct Gemm {
@@ -30,9 +41,7 @@ struct Gemm {
   bool split_accumulator = false;
   /// A CUTLASS kernel with both operands scaled by blocks of k; else the vendor's, or one as fast.
   bool cutlass = false;
-  /// The weights W are up to three matrices of so many rows, and each is multiplied by a GEMM of
-  /// its own: they cut n of y = x W^T, k of d x = d y W and m of d W = d y^T x. Zeros: one matrix.
-  std::array<std::int64_t, 3> parts{};
+  ColumnCuts columns = {};
   /// The products of the batch are GEMMs of their own, issued one after another on a few streams;
   /// else one kernel computes them all.
   bool apart = false;
@@ -107,6 +116,20 @@ enum class AttentionStep : std::uint8_t {
   kQueryGradient,        ///< d Q = d S K, columns times one block; added from the second block on
 };
 
+/// Kernels, and what they move.
+struct MoreKernels {
+  std::int32_t kernels = 0;
+  Bytes bytes = 0;
+  bool operator==(const MoreKernels&) const = default;
+};
+
+/// What a softmax of scores has besides.
+struct ScoreForm {
+  bool sinks = false;  ///< a logit of every head beside those of the keys
+  double cap = 0;      ///< soft cap of scores; 0: none
+  bool operator==(const ScoreForm&) const = default;
+};
+
 /// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from
 /// one packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim]: for each key-value head its
 /// q_heads / kv_heads queries, its key, its value, so that a cut by heads is contiguous. Forward:
@@ -118,6 +141,10 @@ enum class AttentionStep : std::uint8_t {
 /// (unfused). Of kAll, kv_len is what a query sees on average without a window: half the sequence
 /// (context_pairs.h). A step's products have 2 batch q_heads q_len kv_len head_dim, with the kv_len
 /// keys that it has; its softmax has none.
+/// With `sinks` every head has a logit of its own beside those of the keys, whose probability goes
+/// nowhere: forward reads these logits [q_heads] last; backward reads them last, and writes their
+/// gradients of every token [batch q_len, q_heads] last, which a sum over tokens follows. With a
+/// `cap` c a score s is c tanh(s / c), before slopes and mask.
 struct Attention {
   bool backward = false;
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1, q_len = 1, kv_len = 1, head_dim = 1;
@@ -144,8 +171,8 @@ struct Attention {
   AttentionStep step = AttentionStep::kWhole;
   /// Unfused: kernels besides the products and one pass each for softmax and dropout, and what all
   /// kernels move besides those.
-  std::int32_t more_kernels = 0;
-  Bytes more_bytes = 0;
+  MoreKernels more = {};
+  ScoreForm score = {};
   std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const Attention&) const = default;
 };
@@ -164,18 +191,19 @@ enum class ScanRule : std::uint8_t {
 ///     h_t = exp(a dt_t) h_(t-1) + dt_t x_t B_t^T,   y_t = h_t C_t + D x_t,   dt = softplus(. +
 ///     bias)
 /// Forward reads [tokens, heads head_dim + 2 groups state] of x, B, C, the steps dt [tokens,
-/// heads], a, D and the bias of steps [heads]; writes y. Backward reads d y and the same; writes d
-/// of x, B and C, of dt, and adds to those of a, D and the bias.
-/// kSelective (arXiv 2312.00752): channels are heads of one element, each with steps and a [state]
-/// of its own, and a group shares B and C; z is read beside x, and y silu(z) written. One kernel.
-/// kDelta (arXiv 2412.06464), of values of head_dim and keys of `state` elements; heads of one
-/// group have one query and key, which are read once for each head:
-///     S_t = exp(g_t) S_(t-1) (1 - b_t k_t k_t^T) + b_t v_t k_t^T,   y_t = S_t q_t
-/// Forward reads q, k, v, what decays and strengths come from (of kChannelDelta one number for
-/// every element of a key), a and the bias: g = -exp(a) softplus(. + bias), b = sigmoid(.); writes
-/// y, the sums of g in fp32 and the inverse [chunk] of every token. Backward reads d y and all of
-/// these; writes d of q, k, v and those inputs, and adds to d of a and the bias. The kernels:
-/// scan.h.
+/// heads], the logarithm of -a, D and the bias of steps [heads]; writes y. Backward reads d y and
+/// the same; writes d of x, B and C, of dt, and adds to those of a, D and the bias. kSelective
+/// (arXiv 2312.00752): channels are heads of one element, each with steps and a [state] of its own,
+/// and a group shares B and C; z is read beside x, and y silu(z) written. One kernel. kDelta (arXiv
+/// 2412.06464), of values of head_dim and keys of `state` elements; heads of one group have one
+/// query and key, which are read once for each head:
+///     S_t = exp(g_t) S_(t-1) (1 - b_t k_t k_t^T) + b_t v_t k_t^T,   y_t = S_t q_t / sqrt(state)
+/// Forward reads q and k [tokens, 2 heads state], v, what decays and strengths come from (of
+/// kChannelDelta one number for every element of a key), a and the bias: g = -exp(a) softplus(. +
+/// bias), b = sigmoid(.); writes y, the sums of g since its chunk began, in fp32, and of every
+/// token its row [chunk] of (1 + L)^-1, where L_ij = b_i k_i k_j exp(g_(j+1) + ... + g_i) for j <
+/// i. Backward reads d y and all of these; writes d of q, k, v and those inputs, and adds to d of a
+/// and the bias. The kernels: scan.h.
 struct Scan {
   bool backward = false;
   std::int64_t batch = 1, length = 1, heads = 1, groups = 1, head_dim = 1, state = 1, chunk = 1;
@@ -252,7 +280,7 @@ enum class KernelKind : std::uint8_t {
   kTranspose,   ///< an image's channels before or behind its pixels
   kCausalConv,  ///< silu of a convolution over a few tokens up to this one, channel by channel
   kCausalConvBackward,
-  kGatedNorm,  ///< RMS norm of y silu(z), of each of a token's groups
+  kGatedNorm,  ///< RMS norm of y silu(z), of each of a token's groups, or that of y times silu(z)
   kGatedNormBackward,
   kGeglu,  ///< gelu of the gate times the other half
   kGegluBackward,
@@ -264,6 +292,8 @@ enum class KernelKind : std::uint8_t {
   kUnitRowsBackward,
   kSigmoidGate,  ///< y sigmoid(gate), element by element or one gate for a head's elements
   kSigmoidGateBackward,
+  kRepeatHeads,  ///< every head of a row several times
+  kRepeatHeadsBackward,
   kCount
 };
 
@@ -304,10 +334,13 @@ struct Kernel {
   std::int64_t flops = 0;
   std::int32_t launches = 1;
   BetweenKernels between;
-  std::int64_t head_dim = 0;   ///< of rope
+  /// Of rope and of heads that are repeated. Of a causal convolution whose result lies in two
+  /// arrays the columns of the first; 0: in one.
+  std::int64_t head_dim = 0;
   std::int64_t first_row = 0;  ///< of dropouts: among the tokens that the rank holds
   /// The rate of a dropout, the norm that `scale` and `adam` clip to, the share of a head that rope
-  /// turns; 1 of a gelu that eager code composes.
+  /// turns, the cap of the logits of a loss; 1 of a gelu that eager code composes, of a gated norm
+  /// whose gate comes behind the norm, and of a norm of all queries or keys of a token at once.
   double value = 0;
   /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
   /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them. Of

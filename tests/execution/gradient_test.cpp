@@ -67,6 +67,64 @@ TEST(Gradients, NormsBehindBranchesAndABiasOfTheHead) {
   expect_derivatives(sparse, plan);
 }
 
+// Without weights, before and behind the branches; of queries and keys with weights of one head, of
+// each head, or none.
+TEST(Gradients, NormsWithOtherWeightsOrNone) {
+  for (const Norm norm : {Norm::kRmsNorm, Norm::kLayerNorm}) {
+    Model model = probed(small_llama());
+    model.norm = norm;
+    model.norms.weights = false;
+    model.norms.after = norm == Norm::kRmsNorm;
+    expect_derivatives(model, plan_of(model, AttentionKernel::kFlash, 0));
+  }
+  for (const HeadNorms heads :
+       {HeadNorms::kOneHead, HeadNorms::kEachHead, HeadNorms::kWeightless}) {
+    Model model = probed(small_llama());
+    model.qk_norm = true;
+    model.norms.heads = heads;
+    expect_derivatives(model, plan_of(model, AttentionKernel::kFlash, 0));
+  }
+}
+
+// Squared ReLUs and gelus in the gate, of an MLP and of experts.
+TEST(Gradients, OtherActivationsOfGatesAndExperts) {
+  for (const Activation activation : {Activation::kGeglu, Activation::kRelu2}) {
+    Model model = probed(small_moe());
+    model.experts = Experts{8, 2, 6, 4, 1, 1, false};
+    model.activation = activation;
+    Plan plan = plan_of(model, AttentionKernel::kFlash, 0);
+    plan.sequence_length = 8;
+    plan.experts.routing = Routing::kCapacity;
+    plan.experts.factor = 4;
+    expect_derivatives(model, plan);
+  }
+}
+
+// An MLP that reads the stream through its own norm, with norms behind both or without; a router
+// and experts with biases; shared experts whose result a number of each token weighs.
+TEST(Gradients, WhatStandsBesideExperts) {
+  Model model = probed(small_moe());
+  model.experts = Experts{8, 2, 6, 4, 1, 1, false};
+  Plan plan = plan_of(model, AttentionKernel::kFlash, 0);
+  plan.sequence_length = 8;
+  plan.experts.routing = Routing::kCapacity;
+  plan.experts.factor = 4;
+  model.experts.router_bias = model.experts.more.shared_gate = true;
+  expect_derivatives(model, plan);
+  model.experts.more = {};
+  for (const Dispatcher dispatcher : {Dispatcher::kAllToAll, Dispatcher::kAllGather}) {
+    model.experts.bias = true;
+    plan.experts.dispatcher = dispatcher;
+    expect_derivatives(model, plan);
+  }
+  model.experts.bias = false;
+  model.experts.more.beside = true;
+  for (const bool norms : {false, true}) {
+    model.experts.more.norms_after = norms;
+    expect_derivatives(model, plan);
+  }
+}
+
 // What no kernel is written for is refused before anything starts.
 TEST(Gradients, OtherNormsAndMixersAreRefused) {
   const auto refused = [](auto change, Model model) {
@@ -76,17 +134,19 @@ TEST(Gradients, OtherNormsAndMixersAreRefused) {
     EXPECT_EQ(status.ok() ? ErrorKind::kInput : status.error().kind, ErrorKind::kUnsupported);
   };
   const Model llama = probed(small_llama());
-  refused([](Model& m) { m.norms.weights = false; }, llama);
-  for (const HeadNorms heads : {HeadNorms::kEachHead, HeadNorms::kWidth, HeadNorms::kWeightless}) {
-    refused([heads](Model& m) { m.qk_norm = true, m.norms.heads = heads; }, llama);
-  }
-  refused([](Model& m) { m.activation = Activation::kGeglu; }, llama);
+  refused([](Model& m) { m.qk_norm = true, m.norms.heads = HeadNorms::kWidth; }, llama);
   refused([](Model& m) { m.ends.layer_rows = 10, m.ends.layer_width = 4; }, llama);
+  refused([](Model& m) { m.attention.key_is_value = true; }, llama);
   const std::size_t layers = static_cast<std::size_t>(llama.layers);
-  refused([layers](Model& m) { m.hybrid.layers.assign(layers, {Mixer::kConv}); }, llama);
   refused(
       [layers](Model& m) {
-        m.hybrid.layers.assign(layers, {Mixer::kMamba2});
+        m.hybrid.layers.assign(layers, {Mixer::kMamba1});
+        m.hybrid.selective = {8, 4, 4, 2};
+      },
+      llama);
+  refused(
+      [layers](Model& m) {
+        m.hybrid.layers.assign(layers, {Mixer::kBeside});
         m.hybrid.state_space = {4, 8, 8, 1, 4, 4};
       },
       llama);

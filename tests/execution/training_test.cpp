@@ -255,7 +255,13 @@ TEST(Refusals, Experts) {
   plan.sequence_length = 16;
   ASSERT_TRUE(check_executable(lower(model, in_fp32(plan))).ok());
   model.experts.bias = true;
-  EXPECT_NE(refusal(model, plan).find("biases of experts"), std::string::npos);
+  ASSERT_TRUE(check_executable(lower(model, in_fp32(plan))).ok());
+  plan.experts.expert = 1;
+  plan.experts.tensor = 2;
+  EXPECT_NE(refusal(model, plan).find("biases of experts whose matrices are cut"),
+            std::string::npos);
+  plan.experts.expert = 2;
+  plan.experts.tensor = 1;
   model.experts.bias = false;
   model.predict_layers = 1;
   EXPECT_NE(refusal(model, plan).find("multi-token prediction"), std::string::npos);

@@ -278,7 +278,7 @@ TEST(Gemm, PartsAreGemmsOfTheirOwn) {
   const Gemm weights{6144, 4096, 8192, 1, true, false, false, DType::kBf16, DType::kBf16};
   for (const Gemm& packed : {forward, input, weights}) {
     Gemm apart = packed;
-    apart.parts = {4096, 1024, 1024};
+    apart.columns.parts = {4096, 1024, 1024};
     double flops = 0;
     Time sum;
     for (const Gemm& one : gemms_of(apart)) {

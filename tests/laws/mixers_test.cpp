@@ -311,6 +311,22 @@ TEST(Scans, AreReadAsTheyAreWritten) {
   }
 }
 
+// Where a linear's columns go, and what a softmax has besides, is said and costs nothing.
+TEST(Blocks, AndFormsOfScoresAreReadAsTheyAreWritten) {
+  Gemm product{64, 96, 32, 1, false, true, false, DType::kBf16, DType::kBf16};
+  product.columns.blocks = {48, 32, 16};
+  Attention attention;
+  attention.score = {true, 50};
+  for (const Work& work : {Work{product}, Work{attention}}) {
+    const Result<Work> read = read_work(text_of(work));
+    ASSERT_TRUE(read.ok()) << text_of(work);
+    EXPECT_EQ(read.value(), work);
+  }
+  Gemm plain = product;
+  plain.columns = {};
+  EXPECT_EQ(flops_of(Work{product}), flops_of(Work{plain}));
+}
+
 // Experts work on latent tokens: matrices to the latent space and back for every token, experts'
 // matrices of that width.
 TEST(LatentExperts, MultiplyInTheirSpace) {

@@ -245,11 +245,11 @@ TEST(RingSelfAttention, StepsCostWhatTheWholeDoes) {
     double sum = 0, with_blocks = 0;
     for (const Step step : passes[backward ? 1 : 0]) {
       work.step = step;
-      work.more_kernels = 0;
-      work.more_bytes = 0;
+      work.more.kernels = 0;
+      work.more.bytes = 0;
       sum += attention_cost(device, work, nullptr).value().duration.us();
-      work.more_kernels = 1;
-      work.more_bytes = 1'000'000;
+      work.more.kernels = 1;
+      work.more.bytes = 1'000'000;
       with_blocks += attention_cost(device, work, nullptr).value().duration.us();
     }
     EXPECT_NEAR(sum, whole, 1e-5 * whole);

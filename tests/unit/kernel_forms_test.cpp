@@ -154,8 +154,8 @@ TEST(AttentionForm, BelongsToEagerLayers) {
         const auto* attention = std::get_if<Attention>(&work);
         if (attention == nullptr) continue;
         ++found;
-        EXPECT_EQ(attention->more_kernels > 0, composed);
-        EXPECT_EQ(attention->more_bytes > 0, composed);
+        EXPECT_EQ(attention->more.kernels > 0, composed);
+        EXPECT_EQ(attention->more.bytes > 0, composed);
       }
       EXPECT_GE(found, 2);
     }
@@ -168,8 +168,8 @@ TEST(AttentionForm, IsPriced) {
   const DeviceSpec device = read_device(Json("a100-sxm-80gb"), "test", "").value();
   Attention plain = scores_kept(DType::kFp16, false);
   Attention composed = plain;
-  composed.more_kernels = 7;
-  composed.more_bytes = 1'000'000'000;
+  composed.more.kernels = 7;
+  composed.more.bytes = 1'000'000'000;
   const MemoryConstants& memory = kernel_constants(device.architecture).memory;
   const double rate = device.memory_gb_per_s * 1e9 *
                       memory.efficiency.at(static_cast<std::size_t>(KernelKind::kResidualAdd));

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "models/architecture/model.h"
 
 namespace foretrain {
@@ -54,6 +56,23 @@ TEST(ModelTypes, KeysThatNothingReadsAreTold) {
       typed_model(of_type("llama", ",\"architectures\":[\"X\"],\"strange_width\":3,\"odd\":1"));
   ASSERT_TRUE(published.ok()) << published.error().message;
   EXPECT_EQ(published.value().notes.unknown, (std::vector<std::string>{"strange_width", "odd"}));
+}
+
+// Of Gemma 2 as its code has them, unless the file says otherwise; of other types where a file has
+// them.
+TEST(ModelTypes, SoftCapsAreRead) {
+  const auto caps = [](const std::string& type, const std::string& more) {
+    const Result<Model> model = typed_model(of_type(type, more));
+    EXPECT_TRUE(model.ok()) << model.error().message;
+    return std::pair(model.value().attention.score_cap, model.value().ends.logit_cap);
+  };
+  EXPECT_EQ(caps("gemma2", ""), std::pair(50.0, 30.0));
+  EXPECT_EQ(caps("gemma2", ",\"attn_logit_softcapping\":0,\"final_logit_softcapping\":20"),
+            std::pair(0.0, 20.0));
+  EXPECT_EQ(caps("gemma3_text", ",\"attn_logit_softcapping\":null"), std::pair(0.0, 0.0));
+  EXPECT_EQ(caps("llama", ""), std::pair(0.0, 0.0));
+  EXPECT_TRUE(is_named(typed_model(of_type("gemma2", ",\"final_logit_softcapping\":-1")),
+                       "final_logit_softcapping"));
 }
 
 TEST(ModelTypes, PartsBesideTheTextAreLeftOut) {

@@ -9,6 +9,7 @@ namespace foretrain {
 Kernel LossWriter::kernel(KernelKind kind, DType type, std::int64_t rows) const {
   Kernel out = kernel_of(kind, rows, x_vocabulary, type);
   if (x_split) out.split_over = *x_split;
+  if (kind != KernelKind::kFill && kind != KernelKind::kCast) out.value = x_cap;
   return out;
 }
 
@@ -49,8 +50,10 @@ void LossWriter::gradient(SegmentWriter& w, LayoutWriter& local, const std::stri
     w.compute(at + "loss.targets", kernel(KernelKind::kFill, wide, of.rows), {}, {targets.view()});
     gradients.push_back(targets.part(0, 0));
   }
+  std::vector<View> reads = {of.exp.view(), of.sum.view(), of.labels};
+  if (of.maximum.valid()) reads.push_back(of.maximum.view());
   w.compute(at + "loss.gradient", kernel(KernelKind::kLossBackward, wide, of.rows),
-            {of.exp.view(), of.sum.view(), of.labels}, std::move(gradients));
+            std::move(reads), std::move(gradients));
   if (!widens()) return;
   w.compute(at + "loss.narrow", kernel(KernelKind::kCast, narrow, of.rows), {d_wide.view()},
             {d_logits.view()});

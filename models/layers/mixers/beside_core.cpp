@@ -13,6 +13,17 @@ std::int64_t BesideCore::in_width() const {
   return x_model.qkv_width() / x_plan.tensor + (x_mamba ? x_mamba->in_width() : 0);
 }
 
+std::vector<std::int64_t> BesideCore::in_blocks() const {
+  std::vector<std::int64_t> out = {x_heads_width};
+  if (gates()) out.push_back(x_model.gate_width() / x_plan.tensor);
+  if (x_mamba) {
+    const std::vector<std::int64_t> more = x_mamba->in_blocks();
+    out.insert(out.end(), more.begin(), more.end());
+  }
+  if (out.size() == 1) out.clear();
+  return out;
+}
+
 Ref BesideCore::declare(LayoutWriter& saved, LayoutWriter& local, bool again) {
   const Placer place{saved, local, x_plan.precision};
   const DType type = x_plan.precision.branch();

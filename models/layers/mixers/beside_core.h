@@ -25,6 +25,8 @@ class BesideCore : public Block {
   /// Outputs of the linear in, and columns of the linear back beside the core's result.
   std::int64_t in_width() const;
   std::int64_t more_columns() const { return x_mamba ? x_mamba->out_width() : 0; }
+  /// How its outputs lie: by what takes them.
+  std::vector<std::int64_t> in_blocks() const;
   /// Declares what the linear back reads; the core's result goes to the Ref that is returned.
   Ref declare(LayoutWriter& saved, LayoutWriter& local, bool again);
   /// Queries, keys and values among the outputs of the linear in, as it gives them.

@@ -17,6 +17,8 @@ class ConvBlock : public Block {
   /// Elements of a token's packed inputs on this rank, and of what the linear back reads.
   std::int64_t in_width() const { return 3 * x_channels; }
   std::int64_t out_width() const { return x_channels; }
+  /// How the packed inputs lie: by token.
+  std::vector<std::int64_t> in_blocks() const { return {}; }
   /// Declares what goes from forward to backward; `again`: computed again, so not kept.
   void declare(LayoutWriter& saved, LayoutWriter& local, bool again);
   /// From packed inputs `in` [tokens, in_width] to `out` [tokens, out_width].

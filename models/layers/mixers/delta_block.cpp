@@ -40,6 +40,12 @@ void DeltaBlock::declare(LayoutWriter& saved, LayoutWriter& local, bool again) {
   x_kept.roots = place.add("delta norm statistics", DType::kFp32, t * d.value_heads, again);
 }
 
+std::vector<std::int64_t> DeltaBlock::in_blocks() const {
+  const DeltaNet& d = x_sizes;
+  return {d.conv_width(), d.by_channel() ? d.gate_rank : d.values(),
+          d.by_channel() ? d.gate_rank : d.value_heads, d.value_heads};
+}
+
 DeltaBlock::Packed DeltaBlock::parts_of(const Ref& in) const {
   const DeltaNet& d = x_sizes;
   std::int64_t at = 0;
@@ -74,6 +80,19 @@ Scan DeltaBlock::scan(bool backward) const {
   return out;
 }
 
+Kernel DeltaBlock::repeat(KernelKind kind, std::int64_t width) const {
+  Kernel out = kernel(kind, x_tokens, width);
+  out.head_dim = x_sizes.key_dim;
+  return out;
+}
+
+/// The norm of each value head, times silu(z).
+Kernel DeltaBlock::gate_norm(KernelKind kind) const {
+  Kernel out = kernel(kind, x_tokens * x_sizes.value_heads, x_sizes.value_dim);
+  out.value = 1;
+  return out;
+}
+
 void DeltaBlock::widen(SegmentWriter& w, const Packed& packed) {
   const DeltaNet& d = x_sizes;
   if (!d.by_channel()) {
@@ -105,6 +124,7 @@ void DeltaBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {
   const Packed packed = parts_of(in);
   const Ref all = temporary("delta channels", x_tokens * d.conv_width());
   Kernel conv = kernel(KernelKind::kCausalConv, x_tokens, d.conv_width());
+  conv.head_dim = 2 * d.keys();
   conv.flops = 2 * d.taps * x_tokens * d.conv_width();
   w.compute("delta.conv", conv, {packed.channels.view(), weight("delta.conv").view()},
             {all.view()});
@@ -112,7 +132,7 @@ void DeltaBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {
   w.compute("delta.unit", kernel(KernelKind::kUnitRows, x_tokens * 2 * d.key_heads, d.key_dim),
             {channels.heads.view()}, {x_kept.unit.view(), x_kept.lengths.view()});
   if (repeats()) {
-    w.compute("delta.repeat", kernel(KernelKind::kCast, x_tokens, 2 * d.value_heads * d.key_dim),
+    w.compute("delta.repeat", repeat(KernelKind::kRepeatHeads, 2 * d.value_heads * d.key_dim),
               {x_kept.unit.view()}, {x_kept.repeated.view()});
   }
   w.compute("delta.values", kernel(KernelKind::kCast, x_tokens, d.values()),
@@ -122,8 +142,7 @@ void DeltaBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {
             {of_rule().view(), x_kept.values.view(), x_kept.decays.view(), packed.strengths.view(),
              parameter("delta.decay").view(), parameter("delta.step.bias").view()},
             {x_kept.mixed.view(), x_kept.sums.view(), x_kept.inverse.view()});
-  w.compute("delta.gate_norm",
-            kernel(KernelKind::kGatedNorm, x_tokens * d.value_heads, d.value_dim),
+  w.compute("delta.gate_norm", gate_norm(KernelKind::kGatedNorm),
             {x_kept.mixed.view(), x_kept.gates.view(), weight("delta.gate_norm").view()},
             {out.view(), x_kept.roots.view()});
 }
@@ -146,9 +165,8 @@ void DeltaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, con
                              x_kept.roots.view(), weight("delta.gate_norm").view()};
   std::vector<View> writes = {d_mixed.view(), d_gates.view()};
   add_gradients(x_plan, {gradient("delta.gate_norm")}, reads, writes);
-  w.compute("delta.gate_norm.gradient",
-            kernel(KernelKind::kGatedNormBackward, x_tokens * d.value_heads, d.value_dim),
-            std::move(reads), std::move(writes));
+  w.compute("delta.gate_norm.gradient", gate_norm(KernelKind::kGatedNormBackward), std::move(reads),
+            std::move(writes));
 
   const Ref d_all = temporary("d delta channels", x_tokens * d.conv_width());
   const Channels d_channels = channels_of(d_all);
@@ -164,7 +182,7 @@ void DeltaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, con
   w.compute("delta.scan.gradient", scan(true), std::move(reads), std::move(writes));
   if (d.by_channel()) widen_backward(w, packed, d_packed, d_gates, d_decays);
   if (repeats()) {
-    w.compute("delta.repeat.gradient", kernel(KernelKind::kAdd, x_tokens, 2 * d.keys()),
+    w.compute("delta.repeat.gradient", repeat(KernelKind::kRepeatHeadsBackward, 2 * d.keys()),
               {d_heads.view()}, {d_unit.view()});
   }
   w.compute("delta.unit.gradient",
@@ -174,6 +192,7 @@ void DeltaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, con
   writes = {d_packed.channels.view()};
   add_gradients(x_plan, {gradient("delta.conv")}, reads, writes);
   Kernel conv = kernel(KernelKind::kCausalConvBackward, x_tokens, d.conv_width());
+  conv.head_dim = 2 * d.keys();
   conv.flops = 4 * d.taps * x_tokens * d.conv_width();
   w.compute("delta.conv.gradient", conv, std::move(reads), std::move(writes));
 }

@@ -29,6 +29,8 @@ class DeltaBlock : public Block {
   /// Elements of a token's packed inputs on this rank, and of what the linear back reads.
   std::int64_t in_width() const { return x_model.hybrid.delta.in_width() / x_plan.tensor; }
   std::int64_t out_width() const { return x_sizes.values(); }
+  /// How the packed inputs lie: as the linear's columns by what takes them.
+  std::vector<std::int64_t> in_blocks() const;
   /// Declares what goes from forward to backward; `again`: computed again, so not kept.
   void declare(LayoutWriter& saved, LayoutWriter& local, bool again);
   /// From packed inputs `in` [tokens, in_width] to `out` [tokens, out_width].
@@ -47,6 +49,8 @@ class DeltaBlock : public Block {
     Ref heads, values;
   };
   Channels channels_of(const Ref& all) const;
+  Kernel repeat(KernelKind kind, std::int64_t width) const;
+  Kernel gate_norm(KernelKind kind) const;
   bool repeats() const { return x_sizes.value_heads > x_sizes.key_heads; }
   const Ref& of_rule() const { return repeats() ? x_kept.repeated : x_kept.unit; }
   Scan scan(bool backward) const;

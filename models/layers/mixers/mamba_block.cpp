@@ -106,6 +106,7 @@ void MambaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, con
   w.compute("mamba.scan.gradient", scan(true), std::move(reads), std::move(writes));
 
   reads = {d_channels.view(), packed.channels, parameter("mamba.conv.weight").view()};
+  if (const Ref bias = parameter("mamba.conv.bias"); bias.valid()) reads.push_back(bias.view());
   writes = {d_packed.channels};
   add_gradients(x_plan,
                 {parameter_gradient("mamba.conv.weight"), parameter_gradient("mamba.conv.bias")},

@@ -22,6 +22,8 @@ class MambaBlock : public Block {
   /// Elements of a token's packed inputs on this rank, and of what the linear back reads.
   std::int64_t in_width() const { return x_model.hybrid.state_space.in_width() / x_plan.tensor; }
   std::int64_t out_width() const { return x_model.hybrid.state_space.width() / x_plan.tensor; }
+  /// How the packed inputs lie: as the linear's columns by what takes them.
+  std::vector<std::int64_t> in_blocks() const { return {out_width(), x_channels, x_heads}; }
   /// Declares what goes from forward to backward; `again`: computed again, so not kept.
   void declare(LayoutWriter& saved, LayoutWriter& local, bool again);
   /// From packed inputs `in` [tokens, in_width] to `out` [tokens, out_width].

@@ -93,6 +93,7 @@ void SelectiveBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in,
   w.compute("mamba1.channels.gradient", kernel(KernelKind::kAdd, x_tokens, s.width),
             {d_scanned.view(), d_select.view()}, {d_channels.view()});
   reads = {d_channels.view(), in.slice(0, 2).view(), weight("mamba1.conv").view()};
+  if (const Ref bias = parameter("mamba1.conv.bias"); bias.valid()) reads.push_back(bias.view());
   writes = {d_in.slice(0, 2).view()};
   add_gradients(x_plan, {gradient("mamba1.conv"), parameter_gradient("mamba1.conv.bias")}, reads,
                 writes);

@@ -20,6 +20,8 @@ class SelectiveBlock : public Block {
   /// Elements of a token's packed inputs on this rank, and of what the linear back reads.
   std::int64_t in_width() const { return 2 * x_sizes.width; }
   std::int64_t out_width() const { return x_sizes.width; }
+  /// How the packed inputs lie: as the linear's columns by what takes them.
+  std::vector<std::int64_t> in_blocks() const { return {x_sizes.width, x_sizes.width}; }
   /// Declares what goes from forward to backward; `again`: computed again, so not kept.
   void declare(LayoutWriter& saved, LayoutWriter& local, bool again);
   /// From packed inputs `in` [tokens, in_width] to `out` [tokens, out_width].
