@@ -254,6 +254,18 @@ std::vector<MicroOp> distinct_ops(const Workload& workload) {
   return out;
 }
 
+Status check_measurable(const std::vector<MicroOp>& ops, std::int64_t ranks) {
+  for (const MicroOp& op : ops) {
+    if (op.key.ranks < 1 || ranks % op.key.ranks == 0) continue;
+    return unsupported("collectives are measured in groups of all ranks at once, and " +
+                       std::to_string(ranks) + " ranks do not divide into groups of " +
+                       std::to_string(op.key.ranks) +
+                       " (pipeline_stages with tensor degrees of their own?): `foretrain execute` "
+                       "runs such a step and measures nothing else");
+  }
+  return ok_status();
+}
+
 MicroOp micro_gemm(const Gemm& work, std::int64_t ranks) {
   const std::int64_t a = work.batch * work.m * work.k;
   const std::int64_t b = work.batch * work.k * work.n;

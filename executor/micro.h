@@ -23,6 +23,10 @@ struct MicroOp {
 /// keys is that of the Workload, or of the group of a collective.
 std::vector<MicroOp> distinct_ops(const Workload& workload);
 
+/// Refuses collectives of groups that `ranks` ranks do not divide into: all ranks measure at once,
+/// each in a group of that size.
+Status check_measurable(const std::vector<MicroOp>& ops, std::int64_t ranks);
+
 /// A GEMM of its own, of its types; a batch lies one product after another.
 MicroOp micro_gemm(const Gemm& work, std::int64_t ranks);
 /// Attention over whole sequences of a rank of its own, that saves log-sum-exps.

@@ -32,11 +32,11 @@ class PlanDeriver {
 
   Result<Plan> derive(std::int64_t accelerators) {
     x_plan.accelerators = accelerators;
+    derive_tensors(x_request.lists.stages, x_plan);
     if (x_request.experts.tensor_follows) {
       x_plan.experts.tensor = x_model.has_experts() ? x_plan.tensor : 1;
     }
     derive_order();
-    derive_tensors(x_request.lists.stages, x_plan);
     derive_sequence();
     derive_gradient_types();
     derive_schedule(x_reader, x_request.schedule, x_plan);

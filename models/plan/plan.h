@@ -355,7 +355,7 @@ struct Plan {
   std::vector<std::string> rank_order;  ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   std::vector<StageChoice> stages;  ///< empty where all do as the plan says: `plan_of_stage`
-  StageTensors tensors;             ///< none where `stages` is empty; `tensor` is the others'
+  StageTensors tensors;             ///< none where `stages` is empty; `tensor` is the largest
   Partition partition = Partition::kLayers;  ///< how, where no RUN gives it
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
   Units units;

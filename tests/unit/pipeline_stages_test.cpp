@@ -184,6 +184,18 @@ TEST(PipelineStages, FaultsAreNamed) {
   }
 }
 
+// A stage of its own degree offloads and scales as a plan of that degree.
+TEST(PipelineStages, DegreesGoWithScaledLosses) {
+  const Result<Json> json =
+      parse_json(R"({"parallel":{"pipeline":2},"batch":{"sequence":16},"precision":"fp16",)"
+                 R"("sharding":{"level":"parameters"},"offload":{"optimizer":"cpu"},)"
+                 R"("pipeline_stages":[{"tensor":4},{"tensor":2}]})",
+                 "run.json");
+  const Plan plan = must_read(read_plan(json.value(), "run.json", small_llama(), 12));
+  EXPECT_EQ(plan.data, 2);
+  EXPECT_EQ(plan_of_stage(plan, 0).unscales, plan.unscales);
+}
+
 // What stages with tensor degrees of their own do not go with is named, each at its key.
 TEST(PipelineStages, DegreesOfTheirOwnHaveLimits) {
   struct Limit {

@@ -142,7 +142,9 @@ Status add_on_host(const Run& run, ShapeList& out) {
     const SampleKey key = sample_key(work, 1);
     times[{key.op, key.shape}] += count;
   });
-  for (MicroOp& op : distinct_ops(workload)) {
+  std::vector<MicroOp> ops = distinct_ops(workload);
+  FT_TRY(check_measurable(ops, static_cast<std::int64_t>(workload.ranks.size())));
+  for (MicroOp& op : ops) {
     const double seconds =
         times[{op.key.op, op.key.shape}] * seconds_of(*model, op.work, op.key.ranks);
     out.add(std::move(op), seconds, false);

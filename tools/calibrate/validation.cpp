@@ -32,6 +32,8 @@ Plan on_one_rank(const Plan& plan, const Model& model) {
   one.tensor_mode = TensorMode::k1D;
   one.tensor_depth = 1;
   one.pipeline_layout = default_layout(model.layers, 1);
+  one.stages.clear();
+  one.tensors = StageTensors{};
   one.sharding = Sharding::kNone;
   one.shard_group = 0;
   one.recompute = Recompute{};
@@ -197,6 +199,8 @@ Result<ProfileTransfer> transfer_of(const HostRun& host, const Profile& measured
 }  // namespace
 
 Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions& options) {
+  FT_TRY(check_measurable(distinct_ops(host.workload),
+                          static_cast<std::int64_t>(host.workload.ranks.size())));
   Validation out;
   Profile profile;
   if (host.run.profile != nullptr && options.prices_from == nullptr) profile = *host.run.profile;

@@ -10,6 +10,7 @@
 #include "hardware/pools/pools.h"
 #include "hardware/presets.h"
 #include "models/lower.h"
+#include "models/slots.h"
 #include "sim/base/assets.h"
 #include "sim/program/allocator.h"
 
@@ -90,8 +91,13 @@ class Communicators {
     Bytes sum = x_of_all;
     std::vector<const std::vector<RankId>*> known = {&x_all};
     const RankBinding& binding = x_workload.ranks[rank];
-    for (const GroupId group : binding.groups) {
-      if (!group.valid()) continue;
+    const std::vector<std::string>& slots =
+        x_workload.programs[binding.program.index()].group_slots;
+    for (std::size_t slot = 0; slot < binding.groups.size(); ++slot) {
+      const GroupId group = binding.groups[slot];
+      // Who shares out a message exchanges nothing.
+      if (!group.valid() || slots[slot] == kPartsToNext || slots[slot] == kPartsToPrevious)
+        continue;
       const std::vector<RankId>& members = x_workload.groups[group.index()];
       const auto is_same = [&members](const auto* other) { return *other == members; };
       if (std::any_of(known.begin(), known.end(), is_same)) continue;

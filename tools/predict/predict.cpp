@@ -315,7 +315,13 @@ void fill_rates(const Run& run, const LoweredStep& step, Prediction& out) {
   const double load = busiest_load(run.plan.experts);
   double executed = 0;
   const std::size_t programs = step.workload.programs.size();
-  for (std::size_t p = 0; p < programs; ++p) executed += executed_flops(step, p, load);
+  std::vector<double> ranks(programs);
+  for (const RankBinding& rank : step.workload.ranks) ++ranks[rank.program.index()];
+  const double even =
+      static_cast<double>(step.workload.ranks.size()) / static_cast<double>(programs);
+  for (std::size_t p = 0; p < programs; ++p) {
+    executed += executed_flops(step, p, load) * (ranks[p] / even);
+  }
   executed *= accelerators / static_cast<double>(programs);
   out.hfu = executed / seconds / accelerators / 1e12 / peak_tflops(run);
 }

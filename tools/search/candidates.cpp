@@ -183,10 +183,14 @@ bool is_lacked(const Run& seed, const std::string& key, const Json& value) {
 bool may_be(const std::string& key, const Json& value, const Degrees& d, const Run& seed) {
   const std::int64_t ranks = seed.cluster.accelerators;
   // Stages with tensor degrees of their own may be as many as they are: their sum divides.
-  const bool own = seed.plan.tensors.any() && d.pipeline == seed.plan.pipeline;
-  if (key == "parallel.pipeline") return own || ranks % d.pipeline == 0;
-  if (key == "parallel.tensor") return own || ranks % (d.pipeline * d.tensor) == 0;
-  if (key == "parallel.context") return own || ranks % (d.pipeline * d.tensor * d.context) == 0;
+  const auto own = [&] {
+    return d.pipeline == seed.plan.pipeline && has_stage_degrees(seed.resolved);
+  };
+  if (key == "parallel.pipeline") return ranks % d.pipeline == 0 || own();
+  if (key == "parallel.tensor") return ranks % (d.pipeline * d.tensor) == 0 || own();
+  if (key == "parallel.context") {
+    return ranks % (d.pipeline * d.tensor * d.context) == 0 || own();
+  }
   if (key == "parallel.virtual_pipeline") {
     return d.virtual_pipeline == 1 || d.pipeline * d.virtual_pipeline <= seed.model.layers + 2;
   }

@@ -22,6 +22,7 @@ class PlanValues {
  public:
   PlanValues(const Run& run, const FoundPlan* found) : x_run(run) {
     x_known["parallel.data"] = Json(run.plan.batch_ranks());
+    x_known["parallel.tensor"] = Json(run.plan.tensor);  // of stages the largest
     x_known["batch.microbatches"] = Json(run.plan.microbatches());
     x_known["cluster.accelerators"] = Json(run.cluster.accelerators);
     if (found == nullptr) return;

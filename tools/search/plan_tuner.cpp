@@ -94,10 +94,14 @@ std::optional<FoundPlan> PlanTuner::with_stage_degrees(const FoundPlan& plan) co
   const Result<Run> run = x_evaluator.case_of(plan).resolve(plan.run);
   const bool searched = names_stages(x_options) && values_of(plan, "parallel.tensor").size() > 1;
   if (!run.ok() || !searched) return {};
+  const char* const chunks = "parallel.virtual_pipeline";
+  if (run.value().plan.virtual_pipeline > 1 && !tries(plan, chunks, Json(1))) return {};
   const char* const partition = "parallel.pipeline_partition";
   const auto& fixed = x_options.fixed;
+  const bool stated = value_of_key(plan.run, partition) != nullptr ||
+                      value_of_key(plan.run, "parallel.pipeline_layout") != nullptr;
   const bool divides = std::find(fixed.begin(), fixed.end(), partition) == fixed.end() &&
-                       value_of_key(run.value().resolved, "parallel.pipeline_layout") == nullptr;
+                       (!stated || tries(plan, partition, Json("profiled")));
   std::optional<FoundPlan> best;
   for (const auto& degrees : stage_degrees(degrees_of(plan, run.value()), kMostLists)) {
     Json::Array stages;
@@ -107,7 +111,7 @@ std::optional<FoundPlan> PlanTuner::with_stage_degrees(const FoundPlan& plan) co
     }
     std::vector<std::pair<std::string, Json>> changes = {
         {"parallel.pipeline", Json(static_cast<std::int64_t>(degrees.size()))},
-        {"parallel.virtual_pipeline", Json(1)},
+        {chunks, Json(1)},
         {kStagesKey, Json(std::move(stages))}};
     if (divides) changes.emplace_back(partition, Json("profiled"));
     std::optional<FoundPlan> one = changed(plan, changes);

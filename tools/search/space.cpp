@@ -152,6 +152,9 @@ class Dimensions {
 
   bool is_free(const std::string& key) const {
     if (contains(x_options.fixed, key)) return false;
+    // The RUN's stages have the degrees.
+    const bool degrees = key == "parallel.tensor" || key == "parallel.pipeline";
+    if (degrees && has_stage_degrees(x_run) && !names_stages(x_options)) return false;
     if (contains(x_options.free, key) || range_of(key) != nullptr) return true;
     if (!is_over(key)) return false;
     // What alone is searched is searched although the RUN states it.
@@ -215,6 +218,14 @@ bool names_stages(const SpaceOptions& options) {
   return contains(options.free, kStagesKey) || contains(options.over, kStagesKey);
 }
 
+bool has_stage_degrees(const Json& run) {
+  const Json* stages = value_of_key(run, kStagesKey);
+  if (stages == nullptr || stages->array() == nullptr) return false;
+  return std::any_of(stages->array()->begin(), stages->array()->end(), [](const Json& stage) {
+    return stage.object() != nullptr && stage.find("tensor") != nullptr;
+  });
+}
+
 bool tunes_stages(const SpaceOptions& options) {
   if (contains(options.fixed, kStagesKey)) return false;
   return names_stages(options) || contains(options.over, "recompute") ||
@@ -261,8 +272,10 @@ Result<Space> Space::of(Json run, const Run& seed, std::int64_t global_batch,
   // What the search works out is not what the RUN says.
   out.x_drops_stages = names_stages(options) && run.find(kStagesKey) != nullptr;
   if (out.x_drops_stages) run.erase(kStagesKey);
-  const bool keeps = !out.x_drops_stages && seed.plan.tensors.any();
-  out.x_stage_ranks = keeps ? model_ranks(seed.plan) : 0;
+  if (has_stage_degrees(run)) {
+    out.x_stage_ranks = model_ranks(seed.plan);
+    out.x_stage_tensor = seed.plan.tensor;
+  }
   out.x_run = std::move(run);
   set_key(out.x_run, "batch.global", Json(global_batch));
   FT_TRY(out.enumerate(seed));
@@ -355,6 +368,7 @@ Degrees Space::degrees(Point point) const {
     // parallel.expert_tensor, which follows the degrees before it.
     member(out, d) = value == Json("auto") ? out.tensor : whole(value);
   }
+  if (x_stage_ranks > 0) out.tensor = x_stage_tensor;
   const std::int64_t ranks = stage_ranks(out) * out.context;
   out.batch_ranks = std::max<std::int64_t>(1, x_accelerators / ranks);
   out.microbatches = x_global_batch / (out.micro * out.batch_ranks);

@@ -76,7 +76,8 @@ class Space {
 
   Json x_run;
   std::int64_t x_accelerators = 1, x_global_batch = 1;
-  std::int64_t x_stage_ranks = 0;  ///< tensor degrees that the RUN's stages have, together; 0: none
+  /// Tensor degrees that the RUN's own stages have: all together, 0 where there are none; the most.
+  std::int64_t x_stage_ranks = 0, x_stage_tensor = 1;
   std::vector<Dimension> x_dimensions;  ///< those of Degrees first
   std::vector<std::uint8_t> x_points;
   bool x_drops_stages = false;  ///< the RUN's own stages, which the search works out
@@ -85,6 +86,8 @@ class Space {
 /// The key of what each stage does otherwise, and whether the search works it out.
 inline constexpr const char* kStagesKey = "pipeline_stages";
 bool tunes_stages(const SpaceOptions& options);
+/// Whether stages of a RUN, as it is written or resolved, have tensor degrees of their own.
+bool has_stage_degrees(const Json& run);
 /// Whether a user names the key itself, not only what it is about.
 bool names_stages(const SpaceOptions& options);
 

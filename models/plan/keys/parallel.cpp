@@ -147,7 +147,7 @@ PlanKeys parallel_keys() {
                    "tensor ranks hold parts of the residual stream anyway")
           .idle_if(scatters_nothing,
                    "it is modelled for decoders and encoders whose tokens x hidden_size tensor "
-                   "divides",
+                   "divides, and where stages have one tensor degree",
                    {R"(model={"model_type":"llama","num_hidden_layers":4,"hidden_size":32,)"
                     R"("num_attention_heads":3,"head_dim":16,"intermediate_size":48,)"
                     R"("vocab_size":384})",

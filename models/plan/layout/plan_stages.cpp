@@ -217,15 +217,28 @@ void derive_tensors(const Json& asked, Plan& plan) {
                        found->number() <= static_cast<double>(kMostTensor);
     degrees.push_back(sound ? static_cast<std::int64_t>(found->number()) : plan.tensor);
   }
-  const auto differs = [&plan](std::int64_t degree) { return degree != plan.tensor; };
-  if (std::any_of(degrees.begin(), degrees.end(), differs)) plan.tensors.degrees = degrees;
+  if (degrees.empty()) return;
+  const auto [least, most] = std::minmax_element(degrees.begin(), degrees.end());
+  plan.tensor = *most;
+  if (*least != *most) plan.tensors.degrees = std::move(degrees);
 }
 
 std::string tensor_text(const Plan& plan) {
   if (!plan.tensors.any()) return text(plan.tensor);
-  std::vector<std::string> degrees;
-  for (const std::int64_t degree : plan.tensors.degrees) degrees.push_back(text(degree));
-  return enumerated(degrees) + " by stage";
+  constexpr std::size_t kMostRuns = 8;
+  std::vector<std::string> runs;
+  const std::vector<std::int64_t>& all = plan.tensors.degrees;
+  for (auto it = all.begin(); it != all.end();) {
+    const auto end = std::find_if(it, all.end(), [it](std::int64_t d) { return d != *it; });
+    const std::string times = end - it > 1 ? text(end - it) + " x " : "";
+    if (runs.size() < kMostRuns) runs.push_back(times + text(*it));
+    if (runs.size() == kMostRuns && end != all.end()) {
+      runs.emplace_back("others");
+      break;
+    }
+    it = end;
+  }
+  return enumerated(runs) + " by stage";
 }
 
 std::int64_t model_ranks(const Plan& plan) {
@@ -316,7 +329,9 @@ Plan plan_of_stage(const Plan& plan, std::int64_t stage) {
   const auto leaves = [&plan](const StageChoice& one) {
     return one.device_share.value_or(plan.offload.device_share) < 1;
   };
-  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), leaves);
+  const auto own_share = [](const StageChoice& one) { return one.device_share.has_value(); };
+  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), own_share) &&
+                   std::any_of(plan.stages.begin(), plan.stages.end(), leaves);
   if (plan.offload.optimizer != Memory::kDevice && any) out.unscales = false;
   return out;
 }

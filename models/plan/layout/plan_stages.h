@@ -17,8 +17,8 @@
 
 namespace foretrain {
 
-/// Reads the tensor degrees of `asked` into `plan.tensors`, where the list is sound: where it is
-/// not, `derive_stages` says so.
+/// Reads the tensor degrees of `asked` into `plan.tensor`, and into `plan.tensors` where they are
+/// several, if the list is sound: where it is not, `derive_stages` says so.
 void derive_tensors(const Json& asked, Plan& plan);
 
 /// Reads `asked` into `plan.stages`, and into the plan what follows for all stages: the layout of
@@ -34,7 +34,7 @@ std::int64_t messages_between(const Plan& plan, std::int64_t stage, std::int64_t
 /// Ranks that hold parts of one copy of the model: the sum of the stages' tensor degrees.
 std::int64_t model_ranks(const Plan& plan);
 
-/// "4", or "4, 4 and 2 by stage".
+/// "4", or "2 x 4 and 2 by stage".
 std::string tensor_text(const Plan& plan);
 
 /// The tensor degree of a stage.
