@@ -269,8 +269,10 @@ class PlanDeriver {
     check_context();
     check_batch();
     check_masked();
-    for (const auto rules : {check_documents, check_tensor, check_precision, check_schedule,
-                             check_recompute, check_sharding, check_offload, check_expert_plan}) {
+    // `check_stages` asks about every stage's own degree.
+    if (!p.tensors.any()) check_tensor(x_model, p, x_violations);
+    for (const auto rules : {check_documents, check_precision, check_schedule, check_recompute,
+                             check_sharding, check_offload, check_expert_plan}) {
       rules(x_model, p, x_violations);
     }
     check_kernels();
