@@ -191,6 +191,7 @@ class Lowering {
 
   void bind_groups() {
     bind(kTensorGroup, [](const Coordinates& at) { return Key{at.data, at.pipeline, 0}; });
+    bind(kTensorScaleGroup, [](const Coordinates& at) { return Key{at.data, at.pipeline, 0}; });
     bind(kDataGroup, [](const Coordinates& at) { return Key{at.tensor, at.pipeline, 0}; });
     const std::int64_t context = x_plan.context;
     bind(kContextGroup, [context](const Coordinates& at) {

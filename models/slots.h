@@ -27,9 +27,10 @@ inline constexpr const char* kOuterShardGroup = "outer shards";
 inline constexpr const char* kSecondaryGroup = "secondary shards";  ///< sharding.secondary_group
 inline constexpr const char* kNormGroup = "gradient norm";
 inline constexpr const char* kStageNormGroup = "gradient norm of a stage";
-inline constexpr const char* kScaleGroup = "stage";            ///< all ranks that hold its layers
-inline constexpr const char* kStagesGroup = "stages";          ///< of a pipeline
-inline constexpr const char* kVocabularyGroup = "vocabulary";  ///< and their tensor groups
+inline constexpr const char* kScaleGroup = "stage";  ///< all ranks that hold its layers
+inline constexpr const char* kTensorScaleGroup = "tensor scales";  ///< on a stream of their own
+inline constexpr const char* kStagesGroup = "stages";              ///< of a pipeline
+inline constexpr const char* kVocabularyGroup = "vocabulary";      ///< and their tensor groups
 // The same stages; what the spread passes of the vocabulary exchange does not wait for each other.
 inline constexpr const char* kStagesGradientGroup = "stages gradients";
 inline constexpr const char* kStagesEmbeddingGroup = "stages embedding";

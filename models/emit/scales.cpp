@@ -17,7 +17,7 @@ void share_scales(Stage& stage, const Task& task) {
     const View all = Ref{formal::kScalars, kOnlyBuffer, DType::kFp32, largest}.view();
     w.compute("scales.reduce",
               Collective{CollectiveKind::kAllReduce,
-                         stage.builder.group(tensor ? kTensorGroup : kScaleGroup), largest,
+                         stage.builder.group(tensor ? kTensorScaleGroup : kScaleGroup), largest,
                          DType::kFp32, false},
               {all}, {all});
     w.segment().ops.back().category = tensor ? Category::kTensor : Category::kData;
