@@ -132,6 +132,12 @@ MemoryConstants read_memory(const Json& json) {
     const Json* start = starts == nullptr ? nullptr : starts->find(kind);
     memory.start_us.at(i) = start == nullptr ? memory.latency_us : start->number();
   }
+  constexpr std::array kScans = {"scan-state-space", "scan-selective", "scan-delta",
+                                 "scan-channel-delta"};
+  for (std::size_t i = 0; i < memory.scans.size(); ++i) {
+    const Json* own = efficiency.find(kScans.at(i));
+    memory.scans.at(i) = own == nullptr ? memory.default_efficiency : own->number();
+  }
   memory.deviation = number_at(json, "deviation");
   memory.arithmetic_efficiency = number_at(json, "arithmetic_efficiency");
   if (json.find("unvectorized_clocks") != nullptr) {

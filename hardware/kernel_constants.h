@@ -104,6 +104,8 @@ struct MemoryConstants {
   /// Of the first kernel of a kind, where it is not `latency_us`: what does not go by bytes.
   std::array<double, static_cast<std::size_t>(KernelKind::kCount)> start_us{};
   double default_efficiency = 1;
+  /// Of the kernels of a scan, by ScanRule: the keys "scan-NAME", where the file has them.
+  std::array<double, 4> scans{};
   double latency_us = 0, deviation = 0, arithmetic_efficiency = 1;
   /// Clocks of an SM for an element of a pass that loads one element at a time; 0: bytes tell all.
   double unvectorized_clocks = 0;

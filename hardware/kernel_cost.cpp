@@ -135,7 +135,8 @@ Result<Cost> scan_cost(const DeviceSpec& device, const Scan& work, std::ostream*
     return unsupported("a scan in " + std::string(name_of(work.dtype)) + " on " + device.name);
   }
   const double scalar = device.fp32_tflops * 1e12 * c.memory.arithmetic_efficiency;
-  const double rate = device.memory_gb_per_s * 1e9 * c.memory.default_efficiency;
+  const double rate =
+      device.memory_gb_per_s * 1e9 * c.memory.scans.at(static_cast<std::size_t>(work.rule));
   Cost cost;
   for (const ScanKernel& kernel : kernels_of(work)) {
     const Time compute = bounded(kernel.flops / (kernel.scalar && scalar > 0 ? scalar : peak));

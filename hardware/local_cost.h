@@ -64,8 +64,9 @@ Result<Cost> attention_cost(const DeviceSpec& device, const Attention& work, std
 
 /// A scan: for each of its kernels (sim/program/scan.h) a latency and the longer of FLOPs at the
 /// rate of the device's GEMMs (at its fp32 rate off the tensor cores, where the kernel is `scalar`)
-/// and bytes at its default rate. No table of measured scans exists, so this is the roofline, with
-/// the deviation of an opaque work. Left out: the lower rate of products with a head's few columns.
+/// and bytes at the rate that measured scans reach (docs/explanation/mixers.md, Scans beside
+/// measured ones), with the deviation of an opaque work. Left out: the lower rate of products with
+/// a head's few columns, which is part of that rate.
 Result<Cost> scan_cost(const DeviceSpec& device, const Scan& work, std::ostream* steps);
 
 /// launches * latency + max(bytes / (bandwidth * efficiency(kind)), FLOPs / fp32 rate).

@@ -155,5 +155,45 @@ TEST(KernelSamples, PassesOverMemory) {
                         {"v100-sxm2-32gb softmax", {0.262, 0.194, 0.352}}});
 }
 
+// Scans of docs/explanation/mixers.md whose device, not host, decides.
+TEST(KernelTables, Scans) {
+  struct Row {
+    const char* device;
+    Scan scan;
+    double ms;
+  };
+  const auto ssd = [](std::int64_t tokens) {
+    return Scan{false, 1, tokens, 128, 1, 64, 128, 256, DType::kBf16, ScanRule::kStateSpace};
+  };
+  const auto delta = [](std::int64_t batch, std::int64_t tokens, std::int64_t heads,
+                        ScanRule rule) {
+    return Scan{false, batch, tokens, heads, heads, 128, 128, 64, DType::kBf16, rule};
+  };
+  const std::vector<Row> rows = {
+      {"h100-sxm-80gb", ssd(4096), 0.3395},
+      {"h100-sxm-80gb", ssd(8192), 0.6490},
+      {"h100-sxm-80gb", ssd(16384), 1.2677},
+      {"h100-sxm-80gb", ssd(65536), 5.9211},
+      {"h800-sxm-80gb", delta(1, 8192, 96, ScanRule::kDelta), 2.033},
+      {"h800-sxm-80gb", delta(2, 16384, 16, ScanRule::kDelta), 1.342},
+      {"h800-sxm-80gb", delta(1, 8192, 96, ScanRule::kChannelDelta), 3.268},
+      {"h800-sxm-80gb", delta(2, 16384, 16, ScanRule::kChannelDelta), 2.299},
+      {"b200-sxm-180gb", delta(1, 4096, 96, ScanRule::kDelta), 0.7741},
+      {"b200-sxm-180gb", delta(1, 8192, 96, ScanRule::kDelta), 1.4919},
+      {"b200-sxm-180gb", delta(9, 1024, 32, ScanRule::kDelta), 0.5529},
+  };
+  std::vector<double> logs;
+  for (const Row& row : rows) {
+    const DeviceSpec device = read_device(Json(row.device), "test", "").value();
+    const Result<Cost> cost = scan_cost(device, row.scan, nullptr);
+    ASSERT_TRUE(cost.ok()) << cost.error().message;
+    const double log = std::log(row.ms / (cost.value().duration.us() / 1000));
+    EXPECT_LE(std::abs(log), 0.16) << row.device << " " << row.scan.length;
+    logs.push_back(log);
+  }
+  EXPECT_LE(std::abs(spread_of(logs).median), 0.03);
+  EXPECT_LE(spread_of(logs).half, 0.03);
+}
+
 }  // namespace
 }  // namespace foretrain
