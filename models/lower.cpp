@@ -379,11 +379,8 @@ class Lowering {
 
   /// From every member of a tensor group to every other.
   void bind_rings() {
-    std::int64_t most = x_plan.rings() ? x_plan.tensor : 0;
-    if (x_plan.tensors.any() && x_plan.overlap.tensor) {
-      most = *std::max_element(x_plan.tensors.degrees.begin(), x_plan.tensors.degrees.end());
-    }
-    for (std::int64_t i = 1; i < most; ++i) {
+    if (!x_plan.rings()) return;
+    for (std::int64_t i = 1; i < x_plan.tensor; ++i) {
       join(ring_channel(true, i), ring_channel(false, i), [this, i](Coordinates at) {
         at.tensor = (at.tensor + i) % tensor_of(x_plan, at.pipeline);
         return at;
@@ -391,10 +388,8 @@ class Lowering {
     }
   }
 
-  /// The rank's stage's neighbour: around the ring, for the last one sends to the first when chunks
-  /// are interleaved.
   std::int64_t neighbour(const Coordinates& at, bool next) const {
-    return (at.pipeline + (next ? 1 : x_plan.pipeline - 1)) % x_plan.pipeline;
+    return neighbour_of(x_plan, at.pipeline, next);
   }
   /// Ranks of a stage that send to one rank of another, at least 1.
   std::int64_t parts_to(std::int64_t stage, std::int64_t other) const {

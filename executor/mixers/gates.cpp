@@ -11,8 +11,9 @@ namespace {
 
 constexpr double kUnitEpsilon = 1e-6;  ///< of flash-linear-attention's l2norm
 
-/// Row r of a gated norm: what is normed is u = y silu(z), or y, and a gate g = silu(z) multiplies
-/// its norm. The weights are those of one row for all, or of the rows of a token one after another.
+/// Row r of a gated norm. With the gate before the norm, the norm reads u = y silu(z). With the
+/// gate behind the norm, the norm reads y, and g = silu(z) multiplies the result. The weights are
+/// those of one row for all, or of the rows of a token one after another.
 template <typename T>
 struct GatedRow {
   GatedRow(const Kernel& w, const T* results, const T* gates, const T* weights,

@@ -45,8 +45,7 @@ View sent_part(Stage& stage, std::int16_t frame) {
 std::vector<View> exchanged_parts(Stage& stage, View view, bool next, bool send) {
   const Plan& plan = stage.plan;
   if (!plan.tensors.any()) return {view};
-  const std::int64_t stages = plan.pipeline;
-  const std::int64_t other = (stage.number + (next ? 1 : stages - 1)) % stages;
+  const std::int64_t other = neighbour_of(plan, stage.number, next);
   const std::int64_t messages = messages_between(plan, stage.number, other);
   const std::int64_t senders = messages_between(plan, other, stage.number);
   if (!plan.tensors.sequence && send) {

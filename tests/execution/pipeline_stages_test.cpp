@@ -1,6 +1,8 @@
 // Do stages that recompute, share and offload each in its own way train as one rank?
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "models/plan/layout/plan_stages.h"
 #include "tests/execution/one_rank.h"
 #include "tests/support/small_plans.h"
@@ -47,7 +49,8 @@ TEST(PipelineStages, LevelsByStageTrainAsOneRank) {
 Plan with_degrees(const Model& model, const std::vector<std::int64_t>& degrees, std::int64_t data,
                   bool sequence, std::int64_t virtual_pipeline = 1) {
   const auto stages = static_cast<std::int64_t>(degrees.size());
-  Plan plan = small_plan(model, {degrees.front(), stages, virtual_pipeline, data}, 2 * stages);
+  const std::int64_t most = *std::max_element(degrees.begin(), degrees.end());
+  Plan plan = small_plan(model, {most, stages, virtual_pipeline, data}, 2 * stages);
   plan.sequence_length = 8;
   plan.tensors = {degrees, sequence};
   plan.sequence = sequence && plan.tensor > 1;

@@ -1,6 +1,8 @@
 // Does a folded replay equal the full one, op by op, on plans that nobody thought of?
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "models/lower.h"
 #include "models/plan/layout/plan_stages.h"
 #include "sim/program/verify.h"
@@ -146,7 +148,7 @@ Drawn draw_degrees(Rng& rng) {
     for (std::int64_t s = 0; s < plan.pipeline; ++s) {
       plan.tensors.degrees.push_back(std::int64_t{1} << rng.below(3));
     }
-    plan.tensor = plan.tensors.degrees.front();
+    plan.tensor = *std::max_element(plan.tensors.degrees.begin(), plan.tensors.degrees.end());
     plan.sequence = plan.tensors.sequence && plan.tensor > 1;
     plan.scatter_gather = false;
     plan.accelerators = model_ranks(plan) * plan.data;

@@ -145,7 +145,7 @@ std::string plan_text(const Run& run) {
   std::string out = "tensor " + tensor_text(p);
   if (p.in_grid()) out += " in " + std::string(name_of(p.tensor_mode));
   if (p.tensor_depth > 1) out += " of depth " + std::to_string(p.tensor_depth);
-  if (p.sequence || p.tensors.sequence) out += " with sequence parallelism";
+  if (p.sequence) out += " with sequence parallelism";
   if (p.rings()) out += " and its exchanges under products";
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";

@@ -157,9 +157,7 @@ void check_stage(const Model& model, const Plan& plan, std::int64_t stage, Viola
   for (const auto rules : {check_recompute, check_sharding, check_offload}) {
     rules(model, own, found);
   }
-  if (plan.tensors.any()) {
-    check_tensor(model, own, found);
-  }
+  if (plan.tensors.any()) check_tensor(model, own, found);
   for (const Violation& one : found.all()) {
     out.add(std::string(kKey) + "/" + text(stage), one.key + " of this stage: " + one.message,
             one.kind);
@@ -188,7 +186,7 @@ void check_tensors(const Model& model, const Plan& plan, Violations& out) {
   const auto stages = static_cast<std::int64_t>(degrees.size());
   const bool around = plan.virtual_pipeline > 1;
   for (std::int64_t stage = 0; stage < stages - (around ? 0 : 1); ++stage) {
-    const std::int64_t next = (stage + 1) % stages;
+    const std::int64_t next = neighbour_of(plan, stage, true);
     const std::int64_t one = tensor_of(plan, stage), other = tensor_of(plan, next);
     const std::int64_t ratio = std::max(one, other) / std::min(one, other);
     if (ratio * std::min(one, other) != std::max(one, other)) {
@@ -247,6 +245,10 @@ std::int64_t model_ranks(const Plan& plan) {
 
 std::int64_t tensor_of(const Plan& plan, std::int64_t stage) {
   return plan.tensors.any() ? plan.tensors.degrees[static_cast<std::size_t>(stage)] : plan.tensor;
+}
+
+std::int64_t neighbour_of(const Plan& plan, std::int64_t stage, bool next) {
+  return (stage + (next ? 1 : plan.pipeline - 1)) % plan.pipeline;
 }
 
 std::int64_t messages_between(const Plan& plan, std::int64_t stage, std::int64_t other) {

@@ -26,6 +26,10 @@ void derive_tensors(const Json& asked, Plan& plan);
 /// leaves them on the device. `plan.recompute` is already what the RUN says.
 Status derive_stages(const Json& asked, const std::string& source, const Model& model, Plan& plan);
 
+/// The stage behind a stage, or before it. Stages form a ring: the last one sends to the first
+/// where chunks are interleaved.
+std::int64_t neighbour_of(const Plan& plan, std::int64_t stage, bool next);
+
 /// How many messages a rank of a stage exchanges with the ranks of another stage: its receivers'
 /// tensor degree over its own, at least 1. Each end of a message holds a whole number of the other
 /// end's parts (`check_stages`).
