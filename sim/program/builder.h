@@ -40,10 +40,7 @@ class ProgramBuilder {
 
   const Program& program() const { return x_program; }
 
-  /// Derives allocations and frees, and hands the Program over. A buffer that is not persistent is
-  /// allocated by the op that touches it first and freed by the one that touches it last, in issue
-  /// order. A view of an alias touches the buffer that the alias lies in; its call must bind the
-  /// owner too (checked). Calls of one segment that differ in this get copies of it.
+  /// Derives allocations and frees (sim/program/lives.h), and hands the Program over.
   Program build() &&;
 
  private:
