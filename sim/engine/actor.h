@@ -55,24 +55,6 @@ inline void wake_kernels(ActorState& actor, std::optional<Time> at) {
   }
 }
 
-/// Whether stream `h` could start a hold that is not listed before the present op of `s` has ended:
-/// not if it is done, waits with a hold that is listed, or waits for an event that `s` itself has
-/// yet to record.
-inline bool may_hold_soon(const ActorState& actor, std::int32_t h, std::int32_t s) {
-  const Stream& other = actor.streams[static_cast<std::size_t>(h)];
-  if (other.wait == Wait::kDone) return false;
-  if (other.wait == Wait::kPartner) return !actor.holds.is_open(h);
-  return other.wait != Wait::kEvent || other.recorder != s;
-}
-
-inline bool others_may_hold_soon(const ActorState& actor, std::int32_t s) {
-  const StreamSet holding = actor.prices->records_holds;
-  for (std::int32_t h = holding.next(0); h < StreamSet::kMost; h = holding.next(h + 1)) {
-    if (h != s && may_hold_soon(actor, h, s)) return true;
-  }
-  return false;
-}
-
 inline void open_hold(ActorState& actor, std::int32_t s, Time begin, const Cost& cost) {
   if (!actor.prices->records_holds.contains(s)) return;
   if (cost.sms_held == 0 && cost.memory_share == 0) return;
@@ -88,31 +70,6 @@ inline void close_hold(ActorState& actor, std::int32_t s, Time matched, Time end
   if (cost.waits_idle) open_hold(actor, s, matched, cost);
   actor.holds.close(s, end);
   wake_kernels(actor, std::nullopt);
-}
-
-/// A time before which the next op of stream `s` does not start: not before the stream is free,
-/// nor before the op that records what it waits for could start, which is on another stream. Else
-/// a stream that has one kernel at the end of a step would keep every hold since its begin.
-inline Time next_start(const ActorState& actor, std::size_t s) {
-  Time out;
-  for (std::size_t hops = 0; hops < actor.streams.size(); ++hops) {
-    const Stream& stream = actor.streams[s];
-    out = max(out, stream.free_at);
-    if (stream.wait != Wait::kEvent || stream.recorder < 0) break;
-    s = static_cast<std::size_t>(stream.recorder);
-  }
-  return out;
-}
-
-inline void forget_holds(ActorState& actor) {
-  if (!actor.holds.worth_forgetting()) return;
-  const StreamSet heeding = actor.prices->heeds_holds;
-  Time earliest = kNever;
-  for (std::int32_t s = heeding.next(0); s < StreamSet::kMost; s = heeding.next(s + 1)) {
-    if (actor.streams[static_cast<std::size_t>(s)].wait == Wait::kDone) continue;
-    earliest = min(earliest, next_start(actor, static_cast<std::size_t>(s)));
-  }
-  actor.holds.forget(earliest);
 }
 
 }  // namespace foretrain

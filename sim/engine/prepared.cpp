@@ -30,6 +30,7 @@ class Flattener {
     lay_out_events();
     lay_out_segments();
     lay_out_calls();
+    lay_out_channels();
     return std::move(x_out);
   }
 
@@ -41,6 +42,7 @@ class Flattener {
           static_cast<std::int32_t>(x_program.layouts[frame.layout.index()].events.size());
     }
     x_out.event_stream.assign(static_cast<std::size_t>(x_out.events), -1);
+    x_out.event_source.resize(static_cast<std::size_t>(x_out.events));
   }
 
   void lay_out_segments() {
@@ -115,11 +117,30 @@ class Flattener {
     for (std::int32_t o = begin; o < end; ++o) {
       const EventRef records = x_out.ops[static_cast<std::size_t>(o)].records;
       if (!records.valid()) continue;
-      std::int16_t& recorder =
-          x_out.event_stream[static_cast<std::size_t>(x_out.event_id(entry, records))];
-      FT_CHECK(recorder < 0 || recorder == static_cast<std::int16_t>(s),
-               "an event that two streams record");
-      recorder = static_cast<std::int16_t>(s);
+      const auto event = static_cast<std::size_t>(x_out.event_id(entry, records));
+      const auto stream = static_cast<std::int16_t>(s);
+      std::int16_t& recorder = x_out.event_stream[event];
+      FT_CHECK(recorder < 0 || recorder == stream, "an event that two streams record");
+      if (recorder >= 0) continue;  // who waits for it waits for the first
+      recorder = stream;
+      x_out.event_source[event] = {static_cast<std::int32_t>(x_out.entries[s].size()) - 1, o};
+    }
+  }
+
+  void lay_out_channels() {
+    constexpr std::int16_t kSeveral = -2;
+    x_out.channel_ends.resize(x_program.channel_slots.size());
+    for (const Segment& segment : x_program.segments) {
+      for (const Op& op : segment.ops) {
+        const auto* batch = std::get_if<P2PBatch>(&x_program.works[op.work.index()]);
+        if (batch == nullptr) continue;
+        for (const Message& message : batch->messages) {
+          ChannelEnd& end = x_out.channel_ends[message.channel.index()];
+          const auto stream = static_cast<std::int16_t>(op.stream.value);
+          const bool other = end.stream != -1 && end.stream != stream;
+          end = {other ? kSeveral : stream, static_cast<std::int8_t>(message.send ? 0 : 1)};
+        }
+      }
     }
   }
 
@@ -221,6 +242,26 @@ void find_holds(const Program& program, PreparedPrices& out) {
   }
 }
 
+/// How long ops take at least, summed along each stream.
+void lay_out_alone(const PreparedProgram& flat, PreparedPrices& out) {
+  Time sum;
+  for (const PreparedOp& op : flat.ops) {
+    out.op_alone.push_back(sum);
+    if (op.kind != OpClass::kSync) sum += out.costs[static_cast<std::size_t>(op.cost)].duration;
+  }
+  out.op_alone.push_back(sum);
+  for (const std::vector<StreamEntry>& entries : flat.entries) {
+    std::vector<Time>& alone = out.entry_alone.emplace_back();
+    alone.reserve(entries.size());
+    Time at;
+    for (const StreamEntry& entry : entries) {
+      alone.push_back(at);
+      at += out.op_alone[static_cast<std::size_t>(entry.ops_end)] -
+            out.op_alone[static_cast<std::size_t>(entry.ops_begin)];
+    }
+  }
+}
+
 Result<PreparedPrices> price_program(const Program& program, const PreparedProgram& flat,
                                      const Actor& actor, const CostModel& model) {
   PreparedPrices out;
@@ -233,6 +274,7 @@ Result<PreparedPrices> price_program(const Program& program, const PreparedProgr
   out.sm_count = model.on(actor.rank).sm_count();
   lay_out_launches(program, flat, out);
   find_holds(program, out);
+  if (!out.records_holds.empty()) lay_out_alone(flat, out);
   return out;
 }
 

@@ -32,6 +32,17 @@ struct StreamEntry {
   std::int32_t frames = 0;                      ///< its first one in PreparedProgram::call_frames
 };
 
+/// The op that records an event, of the stream that does.
+struct EventSource {
+  std::int32_t entry = -1, op = -1;  ///< into PreparedProgram::entries of that stream, and ::ops
+};
+
+/// The one stream that posts the messages of a channel's end.
+struct ChannelEnd {
+  std::int16_t stream = -1;  ///< -1: none, or several
+  std::int8_t side = 0;      ///< 0 sends, 1 receives
+};
+
 /// What depends on the Program alone.
 struct PreparedProgram {
   std::vector<PreparedOp> ops;  ///< grouped by (segment, stream)
@@ -42,6 +53,8 @@ struct PreparedProgram {
   std::vector<std::int32_t> call_frames;  ///< event_base of the frames of every call; -1 unbound
   std::int32_t events = 0;
   std::vector<std::int16_t> event_stream;  ///< by event id: the stream that records it, -1 none
+  std::vector<EventSource> event_source;   ///< by event id
+  std::vector<ChannelEnd> channel_ends;    ///< by ChannelSlot
   std::vector<std::int32_t> call_epoch;    ///< by call: HostSyncs issued before it
   std::int32_t epochs = 1;
 
@@ -63,6 +76,20 @@ struct PreparedPrices {
   int sm_count = 1;                    ///< of the device
   StreamSet records_holds;             ///< whose holds slow kernels of another stream
   StreamSet heeds_holds;               ///< whose kernels are slowed by others' holds
+  /// Where there are holds: how long a stream's ops take alone, of those before an op in
+  /// PreparedProgram::ops, and of all entries before one, by stream and entry.
+  std::vector<Time> op_alone;
+  std::vector<std::vector<Time>> entry_alone;
+
+  /// Time that the stream's ops before `op` of its entry take at least; `op` -1: before the entry.
+  Time alone_before(const PreparedProgram& program, std::int32_t stream, std::int32_t entry,
+                    std::int32_t op) const {
+    const auto s = static_cast<std::size_t>(stream);
+    const auto e = static_cast<std::size_t>(entry);
+    if (op < 0) return entry_alone[s][e];
+    const auto first = static_cast<std::size_t>(program.entries[s][e].ops_begin);
+    return entry_alone[s][e] + op_alone[static_cast<std::size_t>(op)] - op_alone[first];
+  }
 };
 
 /// The whole workload, ready to replay.

@@ -6,6 +6,7 @@
 #include "sim/base/stop.h"
 #include "sim/engine/actor.h"
 #include "sim/engine/event_queue.h"
+#include "sim/engine/lookahead.h"
 #include "sim/engine/replay_state.h"
 #include "sim/engine/transfers.h"
 
@@ -196,16 +197,18 @@ class Replayer {
     const bool asked = stream.wait == Wait::kQueue && stream.waiting_for == actor.holds.changes();
     const Holds::Answer answer =
         asked ? Holds::Answer{stream.ready, stream.certain}
-              : actor.holds.end_beside(cost, actor.prices->sm_count, s, ready);
+              : actor.holds.end_beside(cost, actor.prices->sm_count, s, ready, x_state.rates);
     const Time end = answer.end;
     const bool decided = stream.wait == Wait::kQueue && x_deciding == a && end == x_now;
-    if (decided || (answer.certain && !others_may_hold_soon(actor, s))) {
+    const bool certain =
+        decided || answer.certain || holds_last({x_workload, x_prepared, x_state}, actor, s, end);
+    if (decided || (certain && !others_may_hold_soon(actor, s, end))) {
       complete(a, actor, s, ready, ready, end);
       forget_holds(actor);
       return true;
     }
     stream.waiting_for = actor.holds.changes();
-    stream.certain = answer.certain;
+    stream.certain = certain;
     if (stream.wait != Wait::kQueue || stream.ready != end) {
       stream.wait = Wait::kQueue;
       stream.ready = end;

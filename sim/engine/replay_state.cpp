@@ -138,6 +138,13 @@ ReplayState initial_state(const Prepared& prepared) {
     state.events.assign(static_cast<std::size_t>(state.program->events), kNever);
     state.epoch.assign(static_cast<std::size_t>(state.program->epochs), kNever);
     state.epoch[0] = Time{};
+    for (std::size_t slot = 0; slot < state.actor->channels.size(); ++slot) {
+      const std::int32_t channel = state.actor->channels[slot];
+      const ChannelEnd& end = state.program->channel_ends[slot];
+      if (channel < 0) continue;
+      out.channels[static_cast<std::size_t>(channel)].streams[static_cast<std::size_t>(end.side)] =
+          end.stream;
+    }
   }
   return out;
 }

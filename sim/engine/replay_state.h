@@ -26,7 +26,7 @@ struct Stream {
   Time free_at;               ///< end of the last op
   Time ready;                 ///< of the op that waits for a partner or the queue
   Time matched;               ///< messages: latest start so far
-  Time arrived;               ///< messages: latest end so far
+  Time arrived;               ///< messages: they do not all end before, as far as is known
 };
 
 struct ActorState {
@@ -54,13 +54,15 @@ struct ChannelState {
     Time at;
     Waiter waiter;
   };
-  std::array<End, 2> ends;  // sender, receiver
+  std::array<End, 2> ends;                         // sender, receiver
+  std::array<std::int16_t, 2> streams = {-1, -1};  ///< that post at the ends; -1 not known
 };
 
 struct ReplayState {
   std::vector<ActorState> actors;
   std::vector<GroupState> groups;
   std::vector<ChannelState> channels;
+  RatesBeside rates;
 
   Stream& stream(const Waiter& waiter) {
     return actors[static_cast<std::size_t>(waiter.actor)]

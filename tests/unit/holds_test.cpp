@@ -68,30 +68,32 @@ TEST(Holds, ThatLieElsewhereChangeNothing) {
     const Holds all = opened(list);
     const Time ready{rng.below(150'000'000)};
     const Cost cost = kernel(1 + rng.below(40));
-    const auto [end, certain] = all.end_beside(cost, kSms, kCompute, ready);
+    RatesBeside rates;
+    const auto [end, certain] = all.end_beside(cost, kSms, kCompute, ready, rates);
     EXPECT_TRUE(certain) << seed;
     EXPECT_GE(end, ready + cost.duration) << seed;
     Holds forgotten = all;
     forgotten.forget(ready);
-    EXPECT_EQ(forgotten.end_beside(cost, kSms, kCompute, ready).end, end) << seed;
+    EXPECT_EQ(forgotten.end_beside(cost, kSms, kCompute, ready, rates).end, end) << seed;
     std::erase_if(list,
                   [&, last = end](const Held& h) { return h.end <= ready || h.begin >= last; });
     std::stable_sort(list.begin(), list.end(),
                      [](const Held& a, const Held& b) { return a.stream < b.stream; });
-    EXPECT_EQ(opened(list).end_beside(cost, kSms, kCompute, ready).end, end) << seed;
+    EXPECT_EQ(opened(list).end_beside(cost, kSms, kCompute, ready, rates).end, end) << seed;
   }
 }
 
 // Two streams that hold 10 and 20 of 100 SMs for the first 7 us: 10 us of work have 70 of them.
 TEST(Holds, AddUp) {
   Holds holds;
+  RatesBeside rates;
   holds.open(2, Time(), holding(20));
   holds.open(1, Time(), holding(10));
   holds.open(3, Time::from_us(500), holding(90));
-  EXPECT_FALSE(holds.end_beside(kernel(10), kSms, kCompute, Time()).certain);
+  EXPECT_FALSE(holds.end_beside(kernel(10), kSms, kCompute, Time(), rates).certain);
   holds.close(1, Time::from_us(7));
   holds.close(2, Time::from_us(7));
-  const auto [end, certain] = holds.end_beside(kernel(10), kSms, kCompute, Time());
+  const auto [end, certain] = holds.end_beside(kernel(10), kSms, kCompute, Time(), rates);
   EXPECT_TRUE(certain);
   EXPECT_NEAR(end.seconds(), (7 + (10 - 7 * 0.7)) * 1e-6, 1e-10);
 }

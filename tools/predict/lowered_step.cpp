@@ -49,7 +49,7 @@ std::vector<std::int64_t> fewer_microbatches(const Plan& plan) {
   // Pipelines take their time to fill, and more of it until all stages keep step.
   std::int64_t few = 6;
   if (plan.pipeline > 1)
-    few = plan.virtual_pipeline > 1 ? 6 * plan.pipeline : 3 * plan.pipeline + 6;
+    few = plan.virtual_pipeline > 1 ? 8 * plan.pipeline : 3 * plan.pipeline + 6;
   // Further tries must be worth more, since most that fail once fail again.
   for (; few <= most_of(plan) / (out.empty() ? 1 : 2); few *= 2) out.push_back(few);
   return out;
