@@ -66,11 +66,12 @@ class Blocks {
   }
 
   std::int32_t take_free(std::uint8_t from, Bytes size) {
-    const std::vector<Free>& free = pool(from);
+    std::vector<Free>& free = pool(from);
     const auto found = std::lower_bound(free.begin(), free.end(), Free{size, -1, 0, kNoBlock});
     if (found == free.end()) return kNoBlock;
     const std::int32_t block = found->block;
-    unlist(block);
+    free.erase(found);
+    x_all[at(block)].free = false;
     return block;
   }
 
@@ -360,12 +361,16 @@ class Allocator {
 class Places {
  public:
   explicit Places(const Program& program) {
-    x_first.reserve(program.frames.size());
+    x_first.reserve(program.frames.size() + 1);
     std::size_t buffers = 0;
     for (const Frame& frame : program.frames) {
       x_first.push_back(buffers);
-      buffers += program.layouts[frame.layout.index()].buffers.size();
+      for (const Buffer& buffer : program.layouts[frame.layout.index()].buffers) {
+        if (!buffer.persistent) x_passing.push_back(buffers);
+        ++buffers;
+      }
     }
+    x_first.push_back(buffers);
     x_block.assign(buffers, kNoBlock);
   }
 
@@ -374,34 +379,41 @@ class Places {
   }
 
   /// The blocks of frames that others follow are now those of the others, which have none.
-  void follow(const Program& program, const std::vector<FrameId>& next) {
-    const std::vector<std::int32_t> before = x_block;
-    for (const FrameId after : next) {
-      if (after.valid()) fill(program, after, [](std::size_t) { return kNoBlock; });
+  void follow(const std::vector<std::pair<FrameId, FrameId>>& followed) {
+    x_moved.clear();
+    for (const auto& [frame, next] : followed) {
+      x_moved.insert(x_moved.end(), begin_of(next), begin_of(FrameId(next.index() + 1)));
     }
-    for (std::size_t f = 0; f < next.size(); ++f) {
-      if (!next[f].valid()) continue;
-      const std::size_t from = x_first[next[f].index()];
-      fill(program, FrameId(f), [&before, from](std::size_t b) { return before[from + b]; });
+    for (const auto& [frame, next] : followed) {
+      std::fill(begin_of(next), begin_of(FrameId(next.index() + 1)), kNoBlock);
+    }
+    auto moved = x_moved.begin();
+    for (const auto& [frame, next] : followed) {
+      const auto end = moved + (begin_of(FrameId(frame.index() + 1)) - begin_of(frame));
+      std::copy(moved, end, begin_of(frame));
+      moved = end;
     }
   }
 
+  /// Where everything is that is not persistent.
   std::uint64_t state(const Allocator& allocator) const {
     std::uint64_t hash = allocator.state();
-    for (const std::int32_t block : x_block) hash = mix_u64(hash, allocator.address(block));
+    for (const std::size_t i : x_passing) {
+      if (x_block[i] == kNoBlock) continue;
+      hash += mix_u64(mix_u64(i, 1), allocator.address(x_block[i]));
+    }
     return hash;
   }
 
  private:
-  template <typename BlockOf>
-  void fill(const Program& program, FrameId frame, const BlockOf& block_of) {
-    const std::size_t buffers =
-        program.layouts[program.frames[frame.index()].layout.index()].buffers.size();
-    for (std::size_t b = 0; b < buffers; ++b) of(frame, b) = block_of(b);
+  std::vector<std::int32_t>::iterator begin_of(FrameId frame) {
+    return x_block.begin() + static_cast<std::ptrdiff_t>(x_first[frame.index()]);
   }
 
-  std::vector<std::size_t> x_first;
-  std::vector<std::int32_t> x_block;
+  std::vector<std::size_t> x_first;    ///< by frame: its first buffer
+  std::vector<std::int32_t> x_block;   ///< by buffer
+  std::vector<std::size_t> x_passing;  ///< buffers that are not persistent
+  std::vector<std::int32_t> x_moved;
 };
 
 void allocate_persistent(const Program& program, Places& places, Allocator& allocator) {
@@ -533,6 +545,9 @@ class Walk {
         x_places(places),
         x_allocator(allocator) {
     if (more.times > 0) x_next = next_frames(program, more.rounds);
+    for (std::size_t f = 0; f < x_next.size(); ++f) {
+      if (x_next[f].valid()) x_followed.emplace_back(FrameId(f), x_next[f]);
+    }
     x_steps.reserve(program.segments.size());
     for (const Segment& segment : program.segments) {
       x_steps.push_back(buffer_steps(program, segment));
@@ -586,7 +601,7 @@ class Walk {
     bool cycles = false;
     std::int64_t left = x_more.times;
     while (left > 0) {
-      x_places.follow(x_program, x_next);
+      x_places.follow(x_followed);
       x_allocator.move_back(rounds.length);
       if (x_records_streams) hearing.move_back(x_next, rounds.length);
       if (!run_calls(rounds.end() - rounds.length, rounds.end(), hearing)) return false;
@@ -618,8 +633,9 @@ class Walk {
   MoreRounds x_more;
   Places& x_places;
   Allocator& x_allocator;
-  std::vector<std::vector<BufferStep>> x_steps;  ///< by segment
-  std::vector<FrameId> x_next;                   ///< of `next_frames`
+  std::vector<std::vector<BufferStep>> x_steps;         ///< by segment
+  std::vector<FrameId> x_next;                          ///< of `next_frames`
+  std::vector<std::pair<FrameId, FrameId>> x_followed;  ///< of the same, those that have one
   bool x_known = true;
 };
 
