@@ -3,6 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "sim/base/rng.h"
 #include "sim/program/memory.h"
 
 namespace foretrain {
@@ -88,6 +94,121 @@ TEST(Builder, LivesRunFromFirstToLastTouch) {
   Bytes sum = 0;
   for (const MemoryChange& change : memory_changes(program)) sum += change.bytes;
   EXPECT_EQ(sum, 0);
+}
+
+/// The buffer that a view of a call touches, as (frame, buffer), and how the call names it; none
+/// where it is persistent.
+struct Touch {
+  std::pair<std::int32_t, std::int16_t> buffer;
+  BufferRef ref;
+};
+std::optional<Touch> touch_of(const Program& program, const Call& call, const View& view) {
+  const FrameId id = call.frames[static_cast<std::size_t>(view.frame)];
+  const Frame& frame = program.frames[id.index()];
+  const bool alias = frame.alias_of.valid();
+  const FrameId owner = alias ? frame.alias_of : id;
+  const std::int16_t buffer = alias ? frame.alias_buffer : view.buffer;
+  const FrameLayout& layout = program.layouts[program.frames[owner.index()].layout.index()];
+  if (layout.buffers[static_cast<std::size_t>(buffer)].persistent) return std::nullopt;
+  const auto bound = std::find(call.frames.begin(), call.frames.end(), owner);
+  const auto formal = alias ? static_cast<std::int16_t>(bound - call.frames.begin()) : view.frame;
+  return Touch{{owner.value, buffer}, {formal, buffer}};
+}
+
+/// By definition: (call, op) of each buffer's first and last touch.
+using Op2 = std::pair<std::size_t, std::size_t>;
+using Lives = std::map<std::pair<std::int32_t, std::int16_t>, std::pair<Op2, Op2>>;
+
+template <typename Visit>
+void each_touch(const Program& program, Visit visit) {
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    const Call& call = program.calls[c];
+    const std::vector<Op>& ops = program.segments[call.segment.index()].ops;
+    for (std::size_t o = 0; o < ops.size(); ++o) {
+      for (const auto* views : {&ops[o].reads, &ops[o].writes}) {
+        for (const View& of_op : *views) {
+          const auto touch = touch_of(program, call, of_op);
+          if (touch) visit(Op2{c, o}, *touch);
+        }
+      }
+    }
+  }
+}
+
+std::vector<BufferRef> added(std::vector<BufferRef> refs, BufferRef ref) {
+  if (std::find(refs.begin(), refs.end(), ref) == refs.end()) refs.push_back(ref);
+  return refs;
+}
+
+/// Calls of a few segments on a few frames, some of which lie in others.
+Program drawn(Rng& rng) {
+  ProgramBuilder builder("p");
+  FrameLayout owner{"owner", {bytes("a", 8), bytes("b", 8), bytes("kept", 8, true)}, {}};
+  FrameLayout part{"part", {bytes("c", 2), bytes("d", 2)}, {}};
+  const LayoutId owners = builder.layout(owner);
+  const LayoutId parts = builder.layout(part);
+  std::vector<FrameId> frames, inside;
+  for (int f = 0; f < 4; ++f) frames.push_back(builder.frame(owners));
+  for (const FrameId frame : frames) {
+    inside.push_back(builder.alias(parts, frame, static_cast<std::int16_t>(rng.below(3)), 0));
+  }
+  std::vector<SegmentId> segments;
+  for (int g = 0; g < 3; ++g) {
+    Segment segment;
+    segment.name = std::to_string(g);
+    segment.frames = {owners, owners, parts};
+    for (std::int64_t o = 0; o < 1 + rng.below(4); ++o) {
+      std::vector<View> views;
+      for (std::int64_t v = 0; v < rng.below(4); ++v) {
+        const auto frame = static_cast<std::int16_t>(rng.below(3));
+        views.push_back(view(frame, static_cast<std::int16_t>(rng.below(frame == 2 ? 2 : 3)), 2));
+      }
+      segment.ops.push_back(op_of(builder, views, {view(0, 0, 8)}));
+    }
+    segments.push_back(builder.segment(segment));
+  }
+  for (int c = 0; c < 12; ++c) {
+    const auto draw = [&rng] { return static_cast<std::size_t>(rng.below(4)); };
+    const std::size_t first = draw();
+    builder.call(Call{segments[static_cast<std::size_t>(rng.below(3))],
+                      -1,
+                      -1,
+                      {frames[first], frames[draw()], inside[first]},
+                      {}});
+  }
+  return std::move(builder).build();
+}
+
+// Frames that one call binds twice, and those that lie in others, included.
+TEST(Builder, LivesAreThoseOfTheDefinition) {
+  for (std::uint64_t seed = 1; seed <= 500; ++seed) {
+    Rng rng(seed);
+    const Program program = drawn(rng);
+    Lives lives;
+    each_touch(program, [&lives](Op2 at, const Touch& touch) {
+      const auto [life, fresh] = lives.try_emplace(touch.buffer, at, at);
+      life->second.second = at;
+    });
+    std::map<Op2, std::vector<BufferRef>> allocates, frees;
+    std::map<std::pair<std::int32_t, std::int16_t>, BufferRef> last;
+    each_touch(program, [&](Op2 at, const Touch& touch) {
+      if (lives[touch.buffer].second == at) last[touch.buffer] = touch.ref;
+    });
+    std::set<std::pair<std::int32_t, std::int16_t>> begun;
+    each_touch(program, [&](Op2 at, const Touch& touch) {
+      if (begun.insert(touch.buffer).second) allocates[at].push_back(touch.ref);
+      const bool frees_here = lives[touch.buffer].second == at && last[touch.buffer] == touch.ref;
+      if (frees_here) frees[at] = added(frees[at], touch.ref);
+    });
+    for (std::size_t c = 0; c < program.calls.size(); ++c) {
+      const std::vector<Op>& ops = program.segments[program.calls[c].segment.index()].ops;
+      for (std::size_t o = 0; o < ops.size(); ++o) {
+        const Op2 at{c, o};
+        EXPECT_EQ(ops[o].allocates, allocates[at]) << seed << " call " << c << " op " << o;
+        EXPECT_EQ(ops[o].frees, frees[at]) << seed << " call " << c << " op " << o;
+      }
+    }
+  }
 }
 
 }  // namespace

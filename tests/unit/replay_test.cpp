@@ -229,6 +229,33 @@ TEST(Replay, KernelBesideACollectiveThatWaits) {
   EXPECT_EQ(times[1], (Row{{0, 0, 20}, {20, 20, 80}, {20, 20, 48}}));
 }
 
+// What a posted message holds lasts at least until its partner's stream goes on: that waits for a
+// kernel of 1,000 ps. Kernels that end before need no queue.
+//
+// The first takes ceil(6553600 / 48907) = 135 ps. Beside the second one message more holds 4 SMs
+// for 7 ps, at 32768 units a ps; of the rest, 6553600 - 7 x 32768, ceil(6324224 / 48907) = 130 ps.
+TEST(Replay, KernelBesideAMessageOfALatePartner) {
+  HandPrices prices;
+  prices.sms_held = 4;
+  prices.kernel("a", 100);
+  prices.kernel("b", 1000);
+  HandProgram p("zero");
+  p.op("down", P2PBatch{{p.message(false, "in", 60)}}).kernel("a", {}, 0);
+  p.op("up", P2PBatch{{p.message(true, "out", 7)}}, {0}).kernel("a");
+  HandProgram q("one");
+  q.op("up", P2PBatch{{q.message(false, "in", 7)}}, {}, 0).kernel("b", {0}, 1);
+  q.op("down", P2PBatch{{q.message(true, "out", 60)}}, {1});
+  Workload w = workload_of({p.build(), q.build()});
+  bind_channel(w, 1, 1, 0, 0);
+  bind_channel(w, 0, 1, 1, 0);
+  const auto times = run(w, prices);
+  EXPECT_EQ(times[0], (Row{{0, 1142, 1202}, {0, 0, 135}, {135, 135, 142}, {135, 135, 272}}));
+  EXPECT_EQ(times[1], (Row{{0, 135, 142}, {142, 142, 1142}, {1142, 1142, 1202}}));
+  const Result<Replayed> replayed = replay_all(w, prices, true);
+  ASSERT_TRUE(replayed.ok());
+  EXPECT_EQ(replayed.value().replay.events, 0);
+}
+
 // Two messages that ask for 3/4 of one port: together at rate 2^16 / (3/4 + 3/4) = 43690 units a
 // ps. The first runs alone from 0 to 40, then needs ceil(60 x 2^16 / 43690) = 91 ps: 131. The
 // second has 100 x 2^16 - 91 x 43690 = 2577810 units left then: ceil(.. / 2^16) = 40 ps: 171.
