@@ -9,9 +9,10 @@
 //
 // Method. What nobody shares needs no event queue: an actor runs ahead alone, its times are
 // max-plus sums, until it waits for a partner. Only two things go through the global queue, in time
-// order: transfers on ports that several want, and kernels beside a collective whose end is not
-// known yet. When the queue's earliest entry is taken every other actor waits for something that
-// cannot happen before it, so whatever is decided then is final.
+// order: transfers on ports that several want, and kernels beside communication whose end is not
+// known yet and not sure to be later than theirs (lookahead.h). When the queue's earliest entry is
+// taken every other actor waits for something that cannot happen before it, so whatever is decided
+// then is final.
 //
 // Left out: communication slowed by kernels; redistribution of port bandwidth that a transfer
 // leaves because another port limits it (max-min); two kernels of one rank on two streams.

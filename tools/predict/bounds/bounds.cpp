@@ -75,15 +75,17 @@ double prepared_bytes(const Program& program) {
            sizeof(std::int32_t) * static_cast<double>(call.frames.size() + call.waits.size() + 1);
   }
   out += static_cast<double>(ops_of_segments(program)) * sizeof(PreparedOp);
-  return out + static_cast<double>(events_of(program)) * sizeof(std::int16_t);
+  return out +
+         static_cast<double>(events_of(program)) * (sizeof(std::int16_t) + sizeof(EventSource));
 }
 
 /// Bytes of one set of prices.
 double priced_bytes(const Program& program) {
   double out =
       static_cast<double>(program.works.size()) * (sizeof(Cost) + sizeof(std::vector<Cost>));
-  out += static_cast<double>(ops_of_segments(program)) * (sizeof(Time) + 1);
-  return out + static_cast<double>(program.calls.size()) * sizeof(Time);
+  out += static_cast<double>(ops_of_segments(program)) * (2 * sizeof(Time) + 1);
+  constexpr double kTimes = 3;  // of the host, and alone on the streams on which it has something
+  return out + kTimes * static_cast<double>(program.calls.size()) * sizeof(Time);
 }
 
 /// Bytes of what the replay knows of an actor.
