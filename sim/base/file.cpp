@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/chunks.h"
 #include "sim/base/temporaries.h"
 
 namespace foretrain {
 namespace {
 
-constexpr std::size_t kBufferBytes = std::size_t{1} << 18;
-constexpr int kGzipWindow = 15 + 16;  // zlib: 16 asks for a gzip header
+constexpr std::size_t kReadBytes = std::size_t{1} << 18;
 
 Error cannot(const std::string& verb, const std::string& path, const std::string& reason) {
   return input_error((path == "-" ? "standard output" : path) + ": cannot be " + verb + ": " +
@@ -81,7 +81,7 @@ mode_t usual_mode() {
 
 class AtomicFile::Impl {
  public:
-  explicit Impl(std::string path) : x_path(std::move(path)) { x_buffer.reserve(kBufferBytes); }
+  explicit Impl(std::string path) : x_path(std::move(path)) { x_buffer.reserve(Chunks::kBytes); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   Impl(Impl&&) = delete;
@@ -96,9 +96,6 @@ class AtomicFile::Impl {
  private:
   Status open_directly(int descriptor);
   Status open_beside(const struct stat* existing);
-  Status flush(bool last);
-  Status compress(bool last);
-  Status put(const char* data, std::size_t size);
   Status fail(int reason);
   void discard();
 
@@ -109,8 +106,7 @@ class AtomicFile::Impl {
   mode_t x_mode = 0;        ///< what the target gets
   int x_fd = -1;
   std::string x_buffer;
-  std::vector<char> x_packed;
-  std::unique_ptr<z_stream> x_gzip;
+  std::unique_ptr<Chunks> x_chunks;
   std::optional<Error> x_error;
 };
 
@@ -127,16 +123,7 @@ Status AtomicFile::Impl::open() {
   } else {
     FT_TRY(open_beside(exists ? &info : nullptr));
   }
-  if (x_path.size() > 3 && x_path.compare(x_path.size() - 3, 3, ".gz") == 0) {
-    x_gzip = std::make_unique<z_stream>();
-    const int made = deflateInit2(x_gzip.get(), 1, Z_DEFLATED, kGzipWindow, 9, Z_DEFAULT_STRATEGY);
-    if (made == Z_MEM_ERROR) {
-      x_gzip.reset();
-      return fail(ENOMEM);
-    }
-    FT_CHECK(made == Z_OK, "zlib refused its own constants");
-    x_packed.resize(kBufferBytes);
-  }
+  x_chunks = std::make_unique<Chunks>(x_fd, x_path.size() > 3 && x_path.ends_with(".gz"));
   return ok_status();
 }
 
@@ -184,8 +171,7 @@ Status AtomicFile::Impl::fail(int reason) {
 }
 
 void AtomicFile::Impl::discard() {
-  if (x_gzip) deflateEnd(x_gzip.get());
-  x_gzip.reset();
+  x_chunks.reset();
   if (x_fd >= 0) ::close(x_fd);
   x_fd = -1;
   if (!x_temporary.empty()) ::unlink(x_temporary.c_str());
@@ -197,46 +183,11 @@ Status AtomicFile::Impl::append(std::string_view text) {
   if (x_error) return *x_error;
   FT_CHECK(x_fd >= 0, "append to a file that was committed");
   while (!text.empty()) {
-    const std::size_t part = std::min(text.size(), kBufferBytes - x_buffer.size());
+    const std::size_t part = std::min(text.size(), Chunks::kBytes - x_buffer.size());
     x_buffer.append(text.substr(0, part));
     text.remove_prefix(part);
-    if (x_buffer.size() == kBufferBytes) FT_TRY(flush(false));
-  }
-  return ok_status();
-}
-
-Status AtomicFile::Impl::flush(bool last) {
-  if (x_gzip) {
-    FT_TRY(compress(last));
-  } else {
-    FT_TRY(put(x_buffer.data(), x_buffer.size()));
-  }
-  x_buffer.clear();
-  return ok_status();
-}
-
-Status AtomicFile::Impl::compress(bool last) {
-  // zlib's interface predates const.
-  x_gzip->next_in = reinterpret_cast<Bytef*>(x_buffer.data());
-  x_gzip->avail_in = static_cast<uInt>(x_buffer.size());
-  int state = Z_OK;
-  do {
-    x_gzip->next_out = reinterpret_cast<Bytef*>(x_packed.data());
-    x_gzip->avail_out = static_cast<uInt>(x_packed.size());
-    state = deflate(x_gzip.get(), last ? Z_FINISH : Z_NO_FLUSH);
-    FT_CHECK(state != Z_STREAM_ERROR, "inconsistent compressor state");
-    FT_TRY(put(x_packed.data(), x_packed.size() - x_gzip->avail_out));
-  } while (last ? state != Z_STREAM_END : x_gzip->avail_in > 0);
-  return ok_status();
-}
-
-Status AtomicFile::Impl::put(const char* data, std::size_t size) {
-  while (size > 0) {
-    const ssize_t written = ::write(x_fd, data, size);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return fail(errno);
-    data += written;
-    size -= static_cast<std::size_t>(written);
+    if (x_buffer.size() < Chunks::kBytes) continue;
+    if (const int reason = x_chunks->give(x_buffer); reason != 0) return fail(reason);
   }
   return ok_status();
 }
@@ -244,7 +195,8 @@ Status AtomicFile::Impl::put(const char* data, std::size_t size) {
 Status AtomicFile::Impl::commit() {
   if (x_error) return *x_error;
   FT_CHECK(x_fd >= 0, "commit of a file that was committed");
-  FT_TRY(flush(true));
+  if (const int reason = x_chunks->finish(x_buffer); reason != 0) return fail(reason);
+  x_chunks.reset();
   // Private until whole. A file system without permissions keeps its own.
   if (!x_temporary.empty() && ::fchmod(x_fd, x_mode) != 0 && errno != EPERM && errno != ENOTSUP) {
     return fail(errno);
@@ -288,7 +240,7 @@ Result<std::string> read_compressed_file(const std::string& path, std::size_t li
   const std::unique_ptr<gzFile_s, Closer> file(gzopen(path.c_str(), "rb"));
   if (!file) return cannot("read", path, std::strerror(errno == 0 ? ENOMEM : errno));
   std::string text;
-  std::vector<char> chunk(kBufferBytes);
+  std::vector<char> chunk(kReadBytes);
   int got = 0;
   while ((got = gzread(file.get(), chunk.data(), static_cast<unsigned>(chunk.size()))) > 0) {
     text.append(chunk.data(), static_cast<std::size_t>(got));

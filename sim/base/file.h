@@ -20,6 +20,8 @@ namespace foretrain {
 /// An existing file keeps its permissions. A new one has the usual ones once it is whole; until
 /// then only its owner reads it.
 ///
+/// Large files are compressed and written by threads beside the one that appends (`chunks.h`).
+///
 /// Errors (missing or unwritable directory, target is a directory, full disk, file size limit) name
 /// the path and the system's reason. SIGXFSZ is set to be ignored, or the size limit would kill the
 /// process. A signal that ends the process removes the temporary (sim/base/temporaries.h). Left

@@ -13,9 +13,14 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <vector>
 
+#include "sim/base/chunks.h"
 #include "sim/base/json.h"
+#include "sim/base/rng.h"
+#include "tests/support/sanitized.h"
 
 namespace foretrain {
 namespace {
@@ -254,6 +259,118 @@ TEST_F(FileTest, FileSizeLimitIsAnErrorAndLeavesNothing) {
   EXPECT_NE(plain.error().message.find("File too large"), std::string::npos);
   EXPECT_FALSE(packed.ok());
   EXPECT_EQ(files(), 0);
+}
+
+/// Bytes that nothing compresses.
+std::string noise(std::size_t size) {
+  Rng rng(size);
+  std::string out(size, '\0');
+  for (char& c : out) c = static_cast<char>(rng.below(256));
+  return out;
+}
+
+// Chunks are compressed one by one, on threads: what is read back must not show where they end.
+TEST_F(FileTest, LargeFilesAreWholeWhateverTheirLength) {
+  constexpr std::size_t kChunk = Chunks::kBytes;
+  const std::string random = noise(9 * kChunk);
+  std::string lines;
+  while (lines.size() < 9 * kChunk) lines += "line " + std::to_string(lines.size()) + "\n";
+  for (const std::string& text : {random, lines}) {
+    for (const std::size_t size :
+         {kChunk - 1, kChunk, kChunk + 1, 2 * kChunk, 4 * kChunk + 100, 9 * kChunk - 5}) {
+      const std::string_view part = std::string_view(text).substr(0, size);
+      for (const std::string name : {"a", "a.gz"}) {
+        ASSERT_TRUE(write_text_file(in_folder(name), part).ok());
+        EXPECT_EQ(read_compressed_file(in_folder(name)).value(), part) << name << " " << size;
+      }
+    }
+  }
+}
+
+// Appended in one piece or in many, by whatever threads: the same bytes.
+TEST_F(FileTest, CompressedBytesDependOnTheTextAlone) {
+  std::string lines;
+  while (lines.size() < 5 * Chunks::kBytes) lines += "line " + std::to_string(lines.size()) + "\n";
+  ASSERT_TRUE(write_text_file(in_folder("a.gz"), lines).ok());
+  fs::rename(in_folder("a.gz"), in_folder("a"));
+  auto file = AtomicFile::create(in_folder("b.gz"));
+  for (std::size_t at = 0; at < lines.size(); at += 1000) {
+    ASSERT_TRUE(file.value().append(std::string_view(lines).substr(at, 1000)).ok());
+  }
+  ASSERT_TRUE(file.value().commit().ok());
+  fs::rename(in_folder("b.gz"), in_folder("b"));
+  const auto bytes = [&](const char* name) {
+    std::ifstream in(in_folder(name), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(bytes("a"), bytes("b"));
+  EXPECT_LT(bytes("a").size(), lines.size() / 2);
+}
+
+// The disk is full while threads are at work.
+TEST_F(FileTest, LaterErrorsLeaveNothingEither) {
+  rlimit old{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  const rlimit small{5 * Chunks::kBytes, old.rlim_max};
+  const std::string text = noise(40 * Chunks::kBytes);
+  for (const std::string name : {"a", "a.gz"}) {
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+    auto file = AtomicFile::create(in_folder(name));
+    const Status all = file.value().append(text);
+    const Status more = file.value().append("more");
+    const Status end = file.value().commit();
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
+    for (const Status& status : {all, more, end}) {
+      ASSERT_FALSE(status.ok());
+      EXPECT_NE(status.error().message.find("File too large"), std::string::npos);
+    }
+    EXPECT_EQ(files(), 0);
+  }
+}
+
+TEST_F(FileTest, LargeFilesThatAreGivenUpLeaveNothing) {
+  const std::string text = noise(20 * Chunks::kBytes);
+  for (const std::string name : {"a", "a.gz"}) {
+    auto file = AtomicFile::create(in_folder(name));
+    ASSERT_TRUE(file.value().append(text).ok());
+    EXPECT_EQ(files(), 1);
+    file = AtomicFile::create("/dev/null");
+    EXPECT_EQ(files(), 0);
+  }
+}
+
+/// Takes what threads the system still gives, and keeps them.
+void take_all_threads() {
+  std::ifstream file("/proc/self/statm");
+  rlim_t pages = 0;
+  file >> pages;
+  constexpr rlim_t kRoom = rlim_t{12} << 20;  // stacks of threads take 8 MiB each
+  const rlim_t most = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + kRoom;
+  const rlimit limit{most, most};
+  ::setrlimit(RLIMIT_AS, &limit);
+  try {
+    while (true) std::thread([] { ::pause(); }).detach();
+  } catch (const std::system_error&) {
+  }
+}
+
+TEST_F(FileTest, IsWrittenWithoutThreadsWhereTheSystemRefusesThem) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers map more than a limit lets them";
+  std::string lines;
+  while (lines.size() < 9 * Chunks::kBytes) lines += "line " + std::to_string(lines.size()) + "\n";
+  for (const std::string name : {"a", "a.gz"}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      auto file = AtomicFile::create(in_folder(name));
+      take_all_threads();
+      _exit(file.value().append(lines).ok() && file.value().commit().ok() ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+    EXPECT_EQ(read_compressed_file(in_folder(name)).value(), lines);
+  }
 }
 
 TEST_F(FileTest, ErrorsStay) {
