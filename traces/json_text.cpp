@@ -1,5 +1,7 @@
 #include "traces/json_text.h"
 
+#include <algorithm>
+
 namespace foretrain {
 namespace {
 
@@ -43,32 +45,43 @@ void append_escaped(std::string& out, char c) {
   }
 }
 
+/// Whether a byte is a character that stands for itself.
+bool is_plain(char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; }
+
 }  // namespace
 
 void append_millionths(std::string& out, std::int64_t value) {
   constexpr std::uint64_t kOne = 1'000'000;
+  char text[32];
+  char* end = text;
   // Negated as unsigned, because the lowest int64 has no positive counterpart.
   auto rest = static_cast<std::uint64_t>(value);
   if (value < 0) {
-    out += '-';
+    *end++ = '-';
     rest = 0 - rest;
   }
-  append_number(out, static_cast<std::int64_t>(rest / kOne));
-  std::uint64_t fraction = rest % kOne;
-  if (fraction == 0) return;
-  char digits[7] = {'.'};
-  for (int i = 6; i > 0; --i) {
-    digits[i] = static_cast<char>('0' + fraction % 10);
-    fraction /= 10;
+  end = std::to_chars(end, text + sizeof text, rest / kOne).ptr;
+  auto fraction = static_cast<std::uint32_t>(rest % kOne);
+  if (fraction != 0) {
+    *end = '.';
+    for (int i = 6; i > 0; --i) {
+      end[i] = static_cast<char>('0' + fraction % 10);
+      fraction /= 10;
+    }
+    end += 7;
+    while (end[-1] == '0') --end;
   }
-  std::size_t length = 7;
-  while (digits[length - 1] == '0') --length;
-  out.append(digits, length);
+  out.append(text, static_cast<std::size_t>(end - text));
 }
 
 void append_string(std::string& out, std::string_view text) {
   out += '"';
   while (!text.empty()) {
+    const auto plain = static_cast<std::size_t>(
+        std::find_if_not(text.begin(), text.end(), is_plain) - text.begin());
+    out.append(text.substr(0, plain));
+    text.remove_prefix(plain);
+    if (text.empty()) break;
     const std::size_t length = character_length(text);
     const char c = text.front();
     if (length == 0) {

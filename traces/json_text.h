@@ -11,14 +11,14 @@ namespace foretrain {
 inline void append_number(std::string& out, std::int64_t value) {
   char digits[24];
   const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
-  out.append(digits, end);
+  out.append(digits, static_cast<std::size_t>(end - digits));
 }
 
 /// The shortest text that reads back as the same finite double.
 inline void append_number(std::string& out, double value) {
   char digits[40];
   const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
-  out.append(digits, end);
+  out.append(digits, static_cast<std::size_t>(end - digits));
 }
 
 /// `value` millionths, exactly: 1500000 -> "1.5". Picoseconds become microseconds by it.
