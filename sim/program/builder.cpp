@@ -153,6 +153,9 @@ std::vector<Call> ProgramBuilder::take_calls(std::size_t first) {
 }
 
 Program ProgramBuilder::build() && {
+  // There may be many, and no more come.
+  x_program.calls.shrink_to_fit();
+  x_program.frames.shrink_to_fit();
   derive_lives(x_program);
   return std::move(x_program);
 }
