@@ -85,7 +85,7 @@ Prepared identity(const Workload& workload) {
 Timeline measured_timeline(const Workload& workload, const std::vector<RankRecords>& ranks,
                            const std::function<std::string(RankId)>& name_of) {
   std::map<Meeting, Time> all_there;
-  Replay replay;
+  Time end;
   each_op(workload, ranks,
           [&](std::size_t, std::size_t, const OpRecord& record, const Op&,
               const std::vector<Meeting>& meetings) {
@@ -93,7 +93,7 @@ Timeline measured_timeline(const Workload& workload, const std::vector<RankRecor
               Time& last = all_there[meeting];
               last = max(last, record.begin);
             }
-            replay.end = max(replay.end, record.end);
+            end = max(end, record.end);
           });
   Recorder recorder(std::vector<std::uint8_t>(ranks.size(), 1));
   each_op(workload, ranks,
@@ -112,7 +112,7 @@ Timeline measured_timeline(const Workload& workload, const std::vector<RankRecor
             }
             recorder.span(times);
           });
-  return recorder.take(workload, identity(workload), replay, name_of);
+  return whole_timeline(recorder.take(workload, identity(workload), end, name_of));
 }
 
 }  // namespace foretrain

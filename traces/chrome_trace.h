@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sim/base/file.h"
-#include "sim/timeline/timeline.h"
+#include "sim/timeline/timeline_source.h"
 
 namespace foretrain {
 
@@ -34,7 +34,13 @@ struct TraceOptions {
 /// `timeline_json.h` keeps everything.
 ///
 /// The timeline must be consistent: indices in range, begin <= start <= end, as interpreters and
-/// `load_timeline` give it. Takes time and output linear in it, and constant memory besides.
-Status write_chrome_trace(const Timeline& timeline, const TraceOptions& options, AtomicFile& file);
+/// `load_timeline` give it. Takes time and output linear in it; beside it no memory but a text for
+/// each info, the ends of flows, and what one track has of memory samples and of its host.
+Status write_chrome_trace(const TimelineSource& timeline, const TraceOptions& options,
+                          AtomicFile& file);
+inline Status write_chrome_trace(const Timeline& timeline, const TraceOptions& options,
+                                 AtomicFile& file) {
+  return write_chrome_trace(HeldTimeline(timeline), options, file);
+}
 
 }  // namespace foretrain

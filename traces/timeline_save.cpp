@@ -49,18 +49,26 @@ class Saver {
   }
   void raw(std::string_view text) { x_out += text; }
 
-  /// One element a line, written out in batches.
-  template <typename T, typename Each>
-  Status array(std::string_view key, const std::vector<T>& items, Each each) {
+  /// An array, one element a line, written out in batches: `begin`, `next` for each, `end`.
+  void begin(std::string_view key) {
     x_out += ",\n";
     append_string(x_out, key);
     x_out += ":[";
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      x_out += i == 0 ? "\n" : ",\n";
-      each(items[i]);
-      if (x_out.size() >= kFlushBytes) FT_TRY(flush());
-    }
-    x_out += ']';
+    x_first = true;
+  }
+  template <typename Each>
+  Status next(const Each& each) {
+    x_out += x_first ? "\n" : ",\n";
+    x_first = false;
+    each();
+    return x_out.size() < kFlushBytes ? ok_status() : flush();
+  }
+  void end() { x_out += ']'; }
+  template <typename T, typename Each>
+  Status array(std::string_view key, const std::vector<T>& items, const Each& each) {
+    begin(key);
+    for (const T& item : items) FT_TRY(next([&] { each(item); }));
+    end();
     return ok_status();
   }
   Status flush() {
@@ -72,6 +80,7 @@ class Saver {
  private:
   AtomicFile& x_file;
   std::string x_out;
+  bool x_first = true;
 };
 
 void save_info(Saver& out, const SpanInfo& info) {
@@ -102,16 +111,63 @@ void save_track(Saver& out, const Track& track) {
   out.raw("}");
 }
 
+Status save_spans(Saver& out, const TimelineSource& timeline) {
+  out.begin("spans");
+  FT_TRY(timeline.each_span(0, timeline.span_count(), [&out](const Span& s) {
+    return out.next([&] {
+      out.row({s.track, s.stream.value, s.info, s.call, s.op, s.layer, s.microbatch, s.begin.ps,
+               s.start.ps, s.end.ps, static_cast<std::int64_t>(s.provenance)});
+    });
+  }));
+  out.end();
+  return ok_status();
+}
+
+Status save_memory(Saver& out, const TimelineSource& timeline) {
+  out.begin("memory");
+  for (std::size_t track = 0; track < timeline.head().tracks.size(); ++track) {
+    for (const MemorySample& m : timeline.memory(track)) {
+      FT_TRY(out.next([&] {
+        out.row({m.track, m.at.ps, static_cast<std::int64_t>(m.kind), m.bytes});
+      }));
+    }
+  }
+  out.end();
+  return ok_status();
+}
+
+Status save_host(Saver& out, const TimelineSource& timeline) {
+  out.begin("host");
+  for (std::size_t track = 0; track < timeline.head().tracks.size(); ++track) {
+    for (const IssueSpan& s : timeline.host(track)) {
+      FT_TRY(out.next([&] {
+        out.row({s.track, s.info, s.layer, s.microbatch, s.begin.ps, s.end.ps});
+      }));
+    }
+  }
+  out.end();
+  return ok_status();
+}
+
+bool has_host(const TimelineSource& timeline) {
+  for (std::size_t track = 0; track < timeline.head().tracks.size(); ++track) {
+    if (!timeline.host(track).empty()) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
-Status save_timeline(const Timeline& timeline, AtomicFile& file) {
+Status save_timeline(const TimelineSource& timeline, AtomicFile& file) {
+  const Timeline& head = timeline.head();
+  const bool host = has_host(timeline);
   Saver out(file);
   out.raw("{");
   out.text("schema", kTimelineSchema);
   out.raw(",\n");
-  out.text("name", timeline.name);
+  out.text("name", head.name);
   out.raw(",\n");
-  out.number("end_ps", timeline.end.ps);
+  out.number("end_ps", head.end.ps);
   out.raw(",\n");
   out.list("memory_kinds", all_names<BufferKind>());
   out.raw(",\n");
@@ -120,25 +176,16 @@ Status save_timeline(const Timeline& timeline, AtomicFile& file) {
   out.list("flows_columns", kFlowColumns);
   out.raw(",\n");
   out.list("memory_columns", kMemoryColumns);
-  if (!timeline.host.empty()) {
+  if (host) {
     out.raw(",\n");
     out.list("host_columns", kHostColumns);
   }
-  FT_TRY(out.array("infos", timeline.infos, [&](const SpanInfo& info) { save_info(out, info); }));
-  FT_TRY(out.array("tracks", timeline.tracks, [&](const Track& track) { save_track(out, track); }));
-  FT_TRY(out.array("spans", timeline.spans, [&](const Span& s) {
-    out.row({s.track, s.stream.value, s.info, s.call, s.op, s.layer, s.microbatch, s.begin.ps,
-             s.start.ps, s.end.ps, static_cast<std::int64_t>(s.provenance)});
-  }));
-  FT_TRY(out.array("flows", timeline.flows, [&](const Flow& f) { out.row({f.from, f.to}); }));
-  FT_TRY(out.array("memory", timeline.memory, [&](const MemorySample& m) {
-    out.row({m.track, m.at.ps, static_cast<std::int64_t>(m.kind), m.bytes});
-  }));
-  if (!timeline.host.empty()) {
-    FT_TRY(out.array("host", timeline.host, [&](const IssueSpan& s) {
-      out.row({s.track, s.info, s.layer, s.microbatch, s.begin.ps, s.end.ps});
-    }));
-  }
+  FT_TRY(out.array("infos", head.infos, [&](const SpanInfo& info) { save_info(out, info); }));
+  FT_TRY(out.array("tracks", head.tracks, [&](const Track& track) { save_track(out, track); }));
+  FT_TRY(save_spans(out, timeline));
+  FT_TRY(out.array("flows", head.flows, [&](const Flow& f) { out.row({f.from, f.to}); }));
+  FT_TRY(save_memory(out, timeline));
+  if (host) FT_TRY(save_host(out, timeline));
   out.raw("}\n");
   return out.flush();
 }

@@ -356,21 +356,21 @@ std::string_view hue_of(PassDirection kind) {
 }
 
 /// The infos of spans, then those of passes, whose numbers are given back by name.
-std::map<std::string, std::size_t> append_infos(const Timeline& timeline,
-                                                const std::vector<SchedulePass>& passes,
-                                                std::string& out) {
+std::map<std::string, std::size_t> append_infos(const TimelineSource& timeline, std::string& out) {
   out += ",\"infos\":[";
   std::size_t count = 0;
-  for (const SpanInfo& info : timeline.infos) {
+  for (const SpanInfo& info : timeline.head().infos) {
     append_info(info, name_of(info.category), name_of(info.phase), count++ == 0, out);
   }
   std::map<std::string, std::size_t> numbers;
-  for (const SchedulePass& pass : passes) {
-    SpanInfo info;
-    info.name = name_without_microbatch(pass);
-    if (!numbers.emplace(info.name, count).second) continue;
-    info.work = "a pass of the schedule";
-    append_info(info, "schedule", hue_of(pass.of.front().direction), count++ == 0, out);
+  for (std::size_t track = 0; track < timeline.head().tracks.size(); ++track) {
+    for (const SchedulePass& pass : schedule_passes(timeline, track)) {
+      SpanInfo info;
+      info.name = name_without_microbatch(pass);
+      if (!numbers.emplace(info.name, count).second) continue;
+      info.work = "a pass of the schedule";
+      append_info(info, "schedule", hue_of(pass.of.front().direction), count++ == 0, out);
+    }
   }
   out += "]";
   return numbers;
@@ -433,24 +433,21 @@ class RowWriter {
     return put(x_file, x_out, false);
   }
   void close() { x_out += "]}"; }
-  /// Live bytes of the track from `at` on, in GiB: two numbers a sample.
-  Status memory(const Timeline& timeline, std::size_t track, std::size_t& at) {
+  /// Live bytes of a track, in GiB: two numbers a sample.
+  Status memory(const std::vector<MemorySample>& all) {
     std::array<Bytes, static_cast<std::size_t>(BufferKind::kCount)> live{};
     Bytes most = 0;
     std::string samples;
     const auto gib = [](Bytes bytes) {
       return std::llround(static_cast<double>(bytes) * (1e6 / kGiB));
     };
-    const auto& all = timeline.memory;
-    for (; at < all.size() && static_cast<std::size_t>(all[at].track) == track; ++at) {
-      live.at(static_cast<std::size_t>(all[at].kind)) = all[at].bytes;
-      const bool more =
-          at + 1 < all.size() && all[at + 1].at == all[at].at && all[at + 1].track == all[at].track;
-      if (more) continue;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      live.at(static_cast<std::size_t>(all[i].kind)) = all[i].bytes;
+      if (i + 1 < all.size() && all[i + 1].at == all[i].at) continue;
       const Bytes sum = std::accumulate(live.begin(), live.end(), Bytes{0});
       most = std::max(most, sum);
       samples += samples.empty() ? "" : ",";
-      append_millionths(samples, all[at].at.ps);
+      append_millionths(samples, all[i].at.ps);
       samples += ',';
       append_millionths(samples, gib(sum));
     }
@@ -486,68 +483,68 @@ class RowWriter {
   bool x_any = false, x_first_of_track = true, x_first_span = true;
 };
 
-/// Where the spans of each stream of a track begin: they lie one stream after another.
-std::vector<std::size_t> stream_begins(const Timeline& timeline, std::size_t track,
-                                       std::size_t& at) {
-  std::vector<std::size_t> begins;
-  for (std::size_t s = 0; s < timeline.tracks[track].streams.size(); ++s) {
-    begins.push_back(at);
-    while (at < timeline.spans.size() &&
-           static_cast<std::size_t>(timeline.spans[at].track) == track &&
-           timeline.spans[at].stream.index() == s) {
-      ++at;
-    }
+/// The row of a span and its place in it.
+using Place = std::pair<std::size_t, std::size_t>;
+
+/// Writes the rows of a track's streams, in the order of `of_streams`, and notes where the spans
+/// `ends` are drawn.
+Status write_streams(const TimelineSource& timeline, std::size_t track,
+                     const std::vector<std::size_t>& of_streams,
+                     const std::vector<std::int32_t>& ends, std::vector<Place>& places,
+                     RowWriter& to) {
+  const std::vector<std::string>& streams = timeline.head().tracks[track].streams;
+  std::vector<std::size_t> order(streams.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return of_streams[a] < of_streams[b]; });
+  for (const std::size_t s : order) {
+    to.open(streams[s], "stream");
+    const std::size_t first = timeline.first_span(track, s);
+    std::size_t i = first, next = place_among(ends, static_cast<std::int32_t>(first));
+    FT_TRY(timeline.each_span(first, timeline.first_span(track, s + 1), [&](const Span& span) {
+      if (next < ends.size() && static_cast<std::size_t>(ends[next]) == i) {
+        places[next++] = {to.rows() - 1, i - first};
+      }
+      ++i;
+      return to.add(span);
+    }));
+    to.close();
   }
-  begins.push_back(at);
-  return begins;
+  return ok_status();
 }
 
-Status write_rows(const Timeline& timeline, const std::vector<SchedulePass>& passes,
-                  const std::map<std::string, std::size_t>& numbers, RowWriter& to) {
-  const TraceRows rows = trace_rows(timeline);
-  std::size_t at = 0, pass = 0, host = 0, sample = 0;
-  std::vector<std::pair<std::size_t, std::size_t>> places(timeline.spans.size());
-  for (std::size_t t = 0; t < timeline.tracks.size(); ++t) {
-    const Track& track = timeline.tracks[t];
-    to.next_track(track.name);
-    const auto here = [t](const auto& all, std::size_t i) {
-      return i < all.size() && static_cast<std::size_t>(all[i].track) == t;
-    };
-    if (here(passes, pass)) {
+Status write_rows(const TimelineSource& timeline, const std::map<std::string, std::size_t>& numbers,
+                  RowWriter& to) {
+  const Timeline& head = timeline.head();
+  const TraceRows rows = trace_rows(head.tracks);
+  const std::vector<std::int32_t> ends = ends_of_flows(head.flows);
+  std::vector<Place> places(ends.size());
+  for (std::size_t t = 0; t < head.tracks.size(); ++t) {
+    to.next_track(head.tracks[t].name);
+    const std::vector<SchedulePass> passes = schedule_passes(timeline, t);
+    if (!passes.empty()) {
       to.open(rows.names[kScheduleRow], "schedule");
-      for (; here(passes, pass); ++pass) FT_TRY(to.add(drawn_as_span(passes[pass], numbers)));
+      for (const SchedulePass& pass : passes) FT_TRY(to.add(drawn_as_span(pass, numbers)));
       to.close();
     }
-    if (here(timeline.host, host)) {
+    const std::vector<IssueSpan> host = timeline.host(t);
+    if (!host.empty()) {
       to.open(rows.names[kHostRow], "host");
-      for (; here(timeline.host, host); ++host) {
-        const IssueSpan& span = timeline.host[host];
-        FT_TRY(to.add(drawn_as_span(span, waits_for_device(timeline, span))));
+      for (const IssueSpan& span : host) {
+        const SpanInfo& info = head.infos[static_cast<std::size_t>(span.info)];
+        FT_TRY(to.add(drawn_as_span(span, waits_for_device(info))));
       }
       to.close();
     }
-    const std::vector<std::size_t> begins = stream_begins(timeline, t, at);
-    std::vector<std::size_t> order(track.streams.size());
-    for (std::size_t s = 0; s < order.size(); ++s) order[s] = s;
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return rows.of_streams[t][a] < rows.of_streams[t][b];
-    });
-    for (const std::size_t s : order) {
-      to.open(track.streams[s], "stream");
-      for (std::size_t i = begins[s]; i < begins[s + 1]; ++i) {
-        places[i] = {to.rows() - 1, i - begins[s]};
-        FT_TRY(to.add(timeline.spans[i]));
-      }
-      to.close();
-    }
-    FT_TRY(to.memory(timeline, t, sample));
+    FT_TRY(write_streams(timeline, t, rows.of_streams[t], ends, places, to));
+    FT_TRY(to.memory(timeline.memory(t)));
   }
-  std::vector<std::pair<std::size_t, std::size_t>> ends;
-  for (const Flow& flow : timeline.flows) {
-    ends.push_back(places.at(static_cast<std::size_t>(flow.from)));
-    ends.push_back(places.at(static_cast<std::size_t>(flow.to)));
+  std::vector<Place> of_flows;
+  for (const Flow& flow : head.flows) {
+    of_flows.push_back(places.at(place_among(ends, flow.from)));
+    of_flows.push_back(places.at(place_among(ends, flow.to)));
   }
-  return to.finish(ends);
+  return to.finish(of_flows);
 }
 
 }  // namespace
@@ -556,17 +553,16 @@ bool asks_for_page(std::string_view path) {
   return path.ends_with(".html") || path.ends_with(".htm");
 }
 
-Status write_trace_page(const Timeline& timeline, AtomicFile& file) {
+Status write_trace_page(const TimelineSource& timeline, AtomicFile& file) {
   FT_TRY(file.append(kHead));
   std::string out = "{\"name\":";
-  append_string(out, timeline.name);
+  append_string(out, timeline.head().name);
   out += ",\"end\":";
-  append_millionths(out, timeline.end.ps);
-  const std::vector<SchedulePass> passes = schedule_passes(timeline);
-  const std::map<std::string, std::size_t> numbers = append_infos(timeline, passes, out);
+  append_millionths(out, timeline.head().end.ps);
+  const std::map<std::string, std::size_t> numbers = append_infos(timeline, out);
   out += ",\"rows\":[";
   RowWriter to(file, std::move(out));
-  FT_TRY(write_rows(timeline, passes, numbers, to));
+  FT_TRY(write_rows(timeline, numbers, to));
   return file.append(kTail);
 }
 

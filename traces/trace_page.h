@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "sim/base/file.h"
-#include "sim/timeline/timeline.h"
+#include "sim/timeline/timeline_source.h"
 
 namespace foretrain {
 
@@ -17,6 +17,9 @@ bool asks_for_page(std::string_view path);
 /// span over [begin, end], pale until its partners are there. The wheel zooms, dragging moves, a
 /// click shows a block's layer, microbatch, work, bytes and messages. A row of each rank has its
 /// live bytes. Times are exact. Left out: kinds of memory, and what Chrome traces have for SQL.
-Status write_trace_page(const Timeline& timeline, AtomicFile& file);
+Status write_trace_page(const TimelineSource& timeline, AtomicFile& file);
+inline Status write_trace_page(const Timeline& timeline, AtomicFile& file) {
+  return write_trace_page(HeldTimeline(timeline), file);
+}
 
 }  // namespace foretrain

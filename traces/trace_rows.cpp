@@ -5,7 +5,7 @@
 
 namespace foretrain {
 
-TraceRows trace_rows(const Timeline& timeline) {
+TraceRows trace_rows(const std::vector<Track>& tracks) {
   TraceRows out;
   out.names = {"schedule", "host"};
   // Streams of one name in a track are told apart by their number.
@@ -17,7 +17,7 @@ TraceRows trace_rows(const Timeline& timeline) {
     for (const std::string& name : track.streams) keys.emplace_back(name, 2 + count[name]++);
     return keys;
   };
-  for (const Track& track : timeline.tracks) {
+  for (const Track& track : tracks) {
     if (!seen.emplace(track.streams, true).second) continue;
     auto at = order.begin() + 2;
     for (auto& key : keys_of(track)) {
@@ -26,7 +26,7 @@ TraceRows trace_rows(const Timeline& timeline) {
     }
   }
   for (std::size_t i = 2; i < order.size(); ++i) out.names.push_back(order[i].first);
-  for (const Track& track : timeline.tracks) {
+  for (const Track& track : tracks) {
     std::vector<std::size_t>& rows = out.of_streams.emplace_back();
     for (const auto& key : keys_of(track)) {
       const auto found = std::find(order.begin() + 2, order.end(), key);
@@ -36,9 +36,24 @@ TraceRows trace_rows(const Timeline& timeline) {
   return out;
 }
 
-bool waits_for_device(const Timeline& timeline, const IssueSpan& span) {
-  // The text of a HostSync (sim/program/text.cpp).
-  return timeline.infos[static_cast<std::size_t>(span.info)].work == "host-sync";
+bool waits_for_device(const SpanInfo& info) {
+  return info.work == "host-sync";  // the text of a HostSync (sim/program/text.cpp)
+}
+
+std::vector<std::int32_t> ends_of_flows(const std::vector<Flow>& flows) {
+  std::vector<std::int32_t> out;
+  out.reserve(2 * flows.size());
+  for (const Flow& flow : flows) {
+    out.push_back(flow.from);
+    out.push_back(flow.to);
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+std::size_t place_among(const std::vector<std::int32_t>& ends, std::int32_t span) {
+  return static_cast<std::size_t>(std::lower_bound(ends.begin(), ends.end(), span) - ends.begin());
 }
 
 }  // namespace foretrain

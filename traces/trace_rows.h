@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "sim/timeline/timeline.h"
+#include "sim/timeline/timeline_source.h"
 
 namespace foretrain {
 
@@ -18,9 +19,14 @@ struct TraceRows {
 
 /// Every name of a stream is a row. A name that only some tracks have stands behind the one that it
 /// follows there, so the rows of a track are in the order of its streams where tracks agree on one.
-TraceRows trace_rows(const Timeline& timeline);
+TraceRows trace_rows(const std::vector<Track>& tracks);
 
-/// Whether the host waits for the device.
-bool waits_for_device(const Timeline& timeline, const IssueSpan& span);
+/// Whether a span of the host with this info waits for the device.
+bool waits_for_device(const SpanInfo& info);
+
+/// The spans at which flows begin or end: their numbers, rising, each once.
+std::vector<std::int32_t> ends_of_flows(const std::vector<Flow>& flows);
+/// Where a span is among them; it is one of them.
+std::size_t place_among(const std::vector<std::int32_t>& ends, std::int32_t span);
 
 }  // namespace foretrain

@@ -113,28 +113,38 @@ std::string label_of(const SchedulePass& pass) {
   return out;
 }
 
-std::vector<SchedulePass> schedule_passes(const Timeline& timeline) {
+std::vector<SchedulePass> schedule_passes(const TimelineSource& source, std::size_t track) {
+  const Timeline& head = source.head();
   std::vector<SchedulePass> out;
-  const std::vector<Span>& spans = timeline.spans;
-  for (std::size_t i = 0; i < spans.size();) {
-    const std::int32_t track = spans[i].track;
-    std::int32_t stream = -1;  // the first that has passes
+  for (std::size_t s = 0; s < head.tracks[track].streams.size(); ++s) {
     bool any = false;
     std::vector<Fragment> fragments;
-    for (; i < spans.size() && spans[i].track == track; ++i) {
-      if (stream >= 0 && spans[i].stream.value != stream) continue;
-      const auto fragment =
-          fragment_of(spans[i], timeline.infos[static_cast<std::size_t>(spans[i].info)]);
-      if (!fragment) continue;
-      stream = spans[i].stream.value;
+    const auto take = [&](const Span& span) {
+      const auto fragment = fragment_of(span, head.infos[static_cast<std::size_t>(span.info)]);
+      if (!fragment) return ok_status();
       any = any || !fragment->update;
       if (!fragments.empty() && fragments.back().goes_on_with(*fragment)) {
         fragments.back().take(*fragment);
       } else {
         fragments.push_back(*fragment);
       }
+      return ok_status();
+    };
+    const Status all =
+        source.each_span(source.first_span(track, s), source.first_span(track, s + 1), take);
+    FT_CHECK(all.ok(), "no visit has an error");
+    if (any) add_passes(fragments, static_cast<std::int32_t>(track), out);
+    if (!fragments.empty()) break;  // the first stream that has passes
+  }
+  return out;
+}
+
+std::vector<SchedulePass> schedule_passes(const Timeline& timeline) {
+  std::vector<SchedulePass> out;
+  for (std::size_t track = 0; track < timeline.tracks.size(); ++track) {
+    for (SchedulePass& pass : schedule_passes(HeldTimeline(timeline), track)) {
+      out.push_back(std::move(pass));
     }
-    if (any) add_passes(fragments, track, out);
   }
   return out;
 }

@@ -1,11 +1,12 @@
 // The passes of a pipeline's schedule as a rank ran them: F3, B3, W3.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "sim/timeline/timeline.h"
+#include "sim/timeline/timeline_source.h"
 
 namespace foretrain {
 
@@ -37,8 +38,10 @@ struct SchedulePass {
 /// "F3", "F4+B1", "U".
 std::string label_of(const SchedulePass& pass);
 
-/// All passes, sorted by (track, begin); those of a track do not overlap. None of tracks whose
-/// spans say no microbatch, as those of other programs' traces.
+/// All passes of a track, sorted by begin; they do not overlap. None where its spans say no
+/// microbatch, as those of other programs' traces.
+std::vector<SchedulePass> schedule_passes(const TimelineSource& source, std::size_t track);
+/// Those of all tracks, one track behind the other.
 std::vector<SchedulePass> schedule_passes(const Timeline& timeline);
 
 }  // namespace foretrain

@@ -58,7 +58,7 @@ Layer predicted(const Run& run) {
   options.sensitivity = false;
   options.timeline = true;
   const Prediction prediction = predict(run, options).value();
-  const Timeline& timeline = *prediction.timeline;
+  const Timeline timeline = whole_timeline(*prediction.timeline);
   std::map<std::string, std::pair<Time, Time>> at;
   Layer out;
   for (const Span& span : timeline.spans) {

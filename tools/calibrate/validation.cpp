@@ -224,7 +224,7 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
   out.predicted_s = prediction.iteration_time_s;
   out.provenance = prediction.provenance;
   out.executed = count_steps(executed);
-  add_times(*prediction.timeline, &FamilyTimes::predicted_s, out);
+  add_times(whole_timeline(*prediction.timeline), &FamilyTimes::predicted_s, out);
   add_times(executed.timeline, &FamilyTimes::executed_s, out);
   for (const StepMeasure& step : executed.steps) out.losses.push_back(step.loss);
   FT_ASSIGN(out.losses_of_one_rank,

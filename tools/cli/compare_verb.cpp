@@ -54,7 +54,8 @@ Status write_trace(const CompareArgs& args, const Comparison& found) {
     return input_error("--trace: " + side->source +
                        " is a result, which has no times of operations to draw; give its RUN");
   }
-  return write_trace(args.trace, merged_timeline(found), "");
+  const Timeline merged = merged_timeline(found);
+  return write_trace(args.trace, HeldTimeline(merged), "");
 }
 
 /// Of the side that was measured; of both, B's.

@@ -207,7 +207,7 @@ std::string report(const HostRun& host, const Job& job, const Executed& executed
 Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
                    const Executed& executed, const std::optional<StatesMeasured>& states) {
   if (!args.trace.empty()) {
-    FT_TRY(write_trace(args.trace, executed.timeline, host.run.name));
+    FT_TRY(write_trace(args.trace, HeldTimeline(executed.timeline), host.run.name));
   }
   if (!args.timeline.empty()) {
     FT_ASSIGN(AtomicFile file, AtomicFile::create(args.timeline));

@@ -129,7 +129,8 @@ Status give_json(const std::string& path, Caller* caller, const std::function<Js
   return ok_status();
 }
 
-Status write_trace(const std::string& path, const Timeline& timeline, const std::string& run) {
+Status write_trace(const std::string& path, const TimelineSource& timeline,
+                   const std::string& run) {
   FT_ASSIGN(AtomicFile file, AtomicFile::create(path));
   if (asks_for_page(path)) {
     FT_TRY(write_trace_page(timeline, file));

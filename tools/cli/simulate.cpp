@@ -140,7 +140,7 @@ Status simulate(const SimulateArgs& args) {
   };
   FT_TRY(give_json(args.files.json, args.caller, result));
   if (!args.files.report.empty()) {
-    const Timeline* shown = prediction.timeline ? &*prediction.timeline : nullptr;
+    const TimelineSource* shown = prediction.timeline ? &*prediction.timeline : nullptr;
     FT_TRY(write_output(args.files.report, simulation_page(result(), run.resolved, shown)));
   }
   const bool stdout_taken = args.files.report == "-" || args.files.json == "-" ||

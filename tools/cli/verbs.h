@@ -9,6 +9,7 @@
 
 #include "executor/state/saved_state.h"
 #include "sim/base/result.h"
+#include "sim/timeline/timeline_source.h"
 #include "tools/cli/completion.h"
 #include "tools/predict/bounds/bounds.h"
 #include "tools/predict/run_file.h"
@@ -218,7 +219,7 @@ struct Output {
   std::string path;
 };
 /// Writes a timeline of the run: a page where the path ends in .html, else a Chrome trace.
-Status write_trace(const std::string& path, const Timeline& timeline, const std::string& run);
+Status write_trace(const std::string& path, const TimelineSource& timeline, const std::string& run);
 
 /// Refuses outputs that would be written to one place, or over a file that is read. Names of
 /// shipped files are no paths: nothing stands there.

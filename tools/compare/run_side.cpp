@@ -31,8 +31,8 @@ Result<Side> side_of_run(const std::string& name_or_path, const SideOptions& opt
   FT_ASSIGN(const Prediction whole, predict(run, how));
   how.timeline = true;
   how.trace_ranks = {whole.critical_rank};
-  FT_ASSIGN(Prediction shown, predict(run, how));
-  Timeline& timeline = *shown.timeline;
+  FT_ASSIGN(const Prediction shown, predict(run, how));
+  Timeline timeline = whole_timeline(*shown.timeline);
   Side out;
   out.source = source_of_run(name_or_path);
   out.kind = SideKind::kRun;

@@ -142,9 +142,10 @@ Result<std::vector<NodePasses>> stage_passes(const Run& run, double& step_s, Mem
   FT_ASSIGN(const Prediction prediction, predict(run, options));
   step_s = prediction.iteration_time_s;
   memory = prediction.memory;
+  const Timeline timeline = whole_timeline(*prediction.timeline);
   std::vector<NodePasses> out;
   for (std::size_t stage = 0; stage < options.trace_ranks.size(); ++stage) {
-    out.push_back(pass_of(*prediction.timeline, static_cast<std::int32_t>(stage)));
+    out.push_back(pass_of(timeline, static_cast<std::int32_t>(stage)));
   }
   return out;
 }

@@ -326,15 +326,6 @@ void fill_rates(const Run& run, const LoweredStep& step, Prediction& out) {
   out.hfu = executed / seconds / accelerators / 1e12 / peak_tflops(run);
 }
 
-/// Of a step that all ranks begin together, where the one predicted is not such a one.
-Result<Timeline> first_step(const Workload& workload, CostModel& model, bool full,
-                            Recorder& recorder,
-                            const std::function<std::string(RankId)>& track_name) {
-  FT_ASSIGN(const Prepared prepared, prepare(workload, model, full));
-  FT_ASSIGN(const Replay result, replay(workload, prepared, &recorder));
-  return recorder.take(workload, prepared, result, track_name);
-}
-
 /// The allocator's waits for the device, in every Program that has some.
 void add_retries(const MemoryReport& memory, Workload& workload) {
   for (const auto& [program, retries] : memory.retries) {
@@ -413,20 +404,19 @@ Result<std::optional<TimedStep>> time_step(const LoweredStep& step, const Prepar
 }
 
 /// Of the actors that were recorded; where a step is the last of several, of a step that all ranks
-/// begin together.
-Result<Timeline> timeline_of(const Run& run, const LoweredStep& step, const Prepared& prepared,
-                             const Replay& result, bool full, CostModel& model,
-                             Recorder& recorder) {
+/// begin together, which is replayed here. The step and its prices are kept with what they tell.
+Result<Recording> recording_of(const Run& run, LoweredStep step, Prepared prepared, Time end,
+                               bool full, CostModel& model, Recorder& recorder) {
+  if (step.steps > 1) {
+    FT_ASSIGN(prepared, prepare(step.workload, model, full));
+    FT_ASSIGN(const Replay alone, replay(step.workload, prepared, &recorder));
+    end = alone.end;
+  }
   const auto track_name = [&run](RankId rank) {
     return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(run.plan, rank));
   };
-  Timeline out;
-  if (step.steps == 1) {
-    out = recorder.take(step.workload, prepared, result, track_name);
-  } else {
-    FT_ASSIGN(out, first_step(step.workload, model, full, recorder, track_name));
-  }
-  out.name = run.name;
+  Recording out = recorder.take(std::move(step.workload), std::move(prepared), end, track_name);
+  out.set_name(run.name);
   return out;
 }
 
@@ -516,7 +506,7 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
   if (!stands) return Found();
   out.memory = *known;
   if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return Found(out);
-  FT_ASSIGN(const PricedStep priced, price_step(run, step, options));
+  FT_ASSIGN(PricedStep priced, price_step(run, step, options));
   const Prepared& prepared = priced.prepared;
   out.simulated.ranks = std::ssize(prepared.quotient.actors);
   out.operations = priced.operations;
@@ -553,8 +543,8 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
   }
   out.ranks = run.cluster.accelerators;
   if (options.timeline) {
-    FT_ASSIGN(out.timeline,
-              timeline_of(run, step, prepared, *result, options.full, *priced.model, shown));
+    FT_ASSIGN(out.timeline, recording_of(run, std::move(step), std::move(priced.prepared),
+                                         result->end, options.full, *priced.model, shown));
   }
   return Found(std::move(out));
 }

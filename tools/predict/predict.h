@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "sim/engine/recorder.h"
 #include "sim/program/program.h"
 #include "sim/timeline/breakdown.h"
-#include "sim/timeline/timeline.h"
 #include "tools/predict/bounds/bounds.h"
 #include "tools/predict/memory_report.h"
 #include "tools/predict/run_file.h"
@@ -89,7 +89,7 @@ struct Prediction {
   std::int64_t ranks = 0, operations = 0;  ///< of all classes of ranks
   Simulated simulated;
   double wall_s = 0;
-  std::optional<Timeline> timeline;
+  std::optional<Recording> timeline;
   std::optional<Fitting> fitting;  ///< of what does not fit; of what does, what is faster
 };
 

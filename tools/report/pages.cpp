@@ -115,20 +115,20 @@ Box box_of(const SchedulePass& pass, std::size_t row) {
 constexpr std::size_t kMostLanes = 64;
 constexpr std::size_t kMostBoxes = 20'000;
 
-void add_schedule(Page& page, const Timeline& timeline) {
+void add_schedule(Page& page, const TimelineSource& timeline) {
+  const std::vector<Track>& tracks = timeline.head().tracks;
   std::vector<std::string> rows;
   std::vector<Box> boxes;
-  std::int32_t track = -1;
   bool all = true;
-  for (const SchedulePass& pass : schedule_passes(timeline)) {
-    all = boxes.size() < kMostBoxes && (pass.track == track || rows.size() < kMostLanes);
-    if (!all) break;
-    if (pass.track != track) {
-      track = pass.track;
-      const RankId rank = timeline.tracks[static_cast<std::size_t>(track)].rank;
-      rows.push_back("rank " + std::to_string(rank.value));
+  for (std::size_t track = 0; track < tracks.size() && all; ++track) {
+    const std::vector<SchedulePass> passes = schedule_passes(timeline, track);
+    if (passes.empty()) continue;
+    all = boxes.size() < kMostBoxes && rows.size() < kMostLanes;
+    if (all) rows.push_back("rank " + std::to_string(tracks[track].rank.value));
+    for (std::size_t i = 0; i < passes.size() && all; ++i) {
+      all = boxes.size() < kMostBoxes;
+      if (all) boxes.push_back(box_of(passes[i], rows.size() - 1));
     }
-    boxes.push_back(box_of(pass, rows.size() - 1));
   }
   if (boxes.empty()) return;
   page.heading("Schedule");
@@ -137,7 +137,7 @@ void add_schedule(Page& page, const Timeline& timeline) {
       "gradients of weights alone, U the update, each with its microbatch. Gaps are waiting and "
       "exposed communication." +
       std::string(all ? "" : " Only the first passes are drawn."));
-  page.lanes(rows, boxes, timeline.end.seconds());
+  page.lanes(rows, boxes, timeline.head().end.seconds());
 }
 
 void add_runs_like(Page& page, const Json& result) {
@@ -166,7 +166,7 @@ void add_runs_like(Page& page, const Json& result) {
 
 }  // namespace
 
-std::string simulation_page(const Json& result, const Json& run, const Timeline* timeline) {
+std::string simulation_page(const Json& result, const Json& run, const TimelineSource* timeline) {
   Page page(text_at(result, "/name"));
   page.paragraph(text_at(result, "/accelerators") + " " + text_at(result, "/accelerator") + ", " +
                  text_at(result, "/system") + " in " + text_at(result, "/precision"));

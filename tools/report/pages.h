@@ -5,13 +5,13 @@
 
 #include "sim/base/json.h"
 #include "sim/campaign/campaign.h"
-#include "sim/timeline/timeline.h"
+#include "sim/timeline/timeline_source.h"
 
 namespace foretrain {
 
 /// Of `simulate`: verdict, memory by kind, where the time goes, what a step gains, the schedule of
 /// the shown ranks (`timeline`, may be null), provenance and the RUN with all defaults.
-std::string simulation_page(const Json& result, const Json& run, const Timeline* timeline);
+std::string simulation_page(const Json& result, const Json& run, const TimelineSource* timeline);
 /// Of `search`: the ranked plans, step time over memory with the front marked, the certificate.
 std::string search_page(const Json& result);
 /// Of `goodput`: days, parts of the time, failures, checkpoints, sensitivities, and one campaign
