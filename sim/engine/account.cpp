@@ -12,6 +12,7 @@ class OpParts {
   struct OpPart {
     Part part = Part::kHost;
     Time data;
+    WorkId work;
   };
 
   explicit OpParts(const Program& program) : x_program(program), x_parts(program.segments.size()) {}
@@ -27,7 +28,7 @@ class OpParts {
     info.work = text_of(x_program.works[one.work.index()]);
     info.category = one.category;
     info.phase = one.phase;
-    return known.emplace(OpPart{part_of(info), data_delay(info)});
+    return known.emplace(OpPart{part_of(info), data_delay(info), one.work});
   }
 
  private:
@@ -48,10 +49,12 @@ Account Accountant::take(const Workload& workload, const Prepared& prepared, Tim
   const auto in_window = [&](Time at) { return std::clamp(at, begin, end) - begin; };
   Account out;
   std::vector<std::vector<PartSpan>> streams;
-  for (const std::vector<OpTimes>& of_stream : x_streams) {
+  for (const OpLog& of_stream : x_streams) {
     std::vector<PartSpan>& spans = streams.emplace_back();
-    spans.reserve(of_stream.size());
-    for (const OpTimes& times : of_stream) {
+    spans.reserve(of_stream.count());
+    OpLog::Reader ops(of_stream);
+    for (; ops.get() != nullptr; ops.next()) {
+      const OpLog::Entry& times = *ops.get();
       if (times.end <= begin) continue;
       const Call& call = program.calls[static_cast<std::size_t>(times.call)];
       const OpParts::OpPart& op = parts.of(call.segment, times.op);
@@ -59,7 +62,7 @@ Account Accountant::take(const Workload& workload, const Prepared& prepared, Tim
       const Time data = max(Time(), op.data - max(Time(), times.begin - end));
       const PartSpan& span = spans.emplace_back(PartSpan{
           op.part, data, in_window(times.begin), in_window(times.start), in_window(times.end)});
-      const Cost& cost = prices.costs[static_cast<std::size_t>(times.work)];
+      const Cost& cost = prices.costs[op.work.index()];
       const double seconds = (span.end - span.start).seconds();
       out.busy_s[static_cast<std::size_t>(op.part)] += seconds;
       out.error_s[static_cast<std::size_t>(op.part)] +=

@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "sim/engine/replay.h"
+#include "sim/engine/op_log.h"
 #include "sim/timeline/breakdown.h"
 
 namespace foretrain {
@@ -28,7 +28,7 @@ class Accountant : public SpanSink {
     if (times.actor != x_actor) return;
     const auto stream = static_cast<std::size_t>(times.stream);
     if (stream >= x_streams.size()) x_streams.resize(stream + 1);
-    x_streams[stream].push_back(times);
+    x_streams[stream].push(times);
   }
 
   /// Of the `length` from `begin` on.
@@ -36,7 +36,7 @@ class Accountant : public SpanSink {
 
  private:
   std::int32_t x_actor;
-  std::vector<std::vector<OpTimes>> x_streams;
+  std::vector<OpLog> x_streams;
 };
 
 }  // namespace foretrain
