@@ -66,8 +66,8 @@ void add_track(Timeline& timeline, Rng& rng, std::int32_t track, std::int32_t sp
   for (std::int32_t i = 0; i < spans_per_stream / 4; ++i) {
     live += rng.below(1 << 30);
     const Time time{i * (timeline.end.ps / spans_per_stream)};
-    timeline.memory.push_back({track, time, BufferKind::kActivations, live});
-    timeline.memory.push_back({track, time, BufferKind::kWorkspace, rng.below(1 << 28)});
+    timeline.memory.push_back({track, BufferKind::kActivations, time, live});
+    timeline.memory.push_back({track, BufferKind::kWorkspace, time, rng.below(1 << 28)});
   }
 }
 

@@ -211,7 +211,7 @@ std::string Loader::sample(const std::vector<std::int64_t>& row) {
   if (!in_table(row[0], x_timeline.tracks.size())) return "there is no such track";
   if (!in_table(row[2], static_cast<std::size_t>(BufferKind::kCount))) return "no such kind";
   x_timeline.memory.push_back(
-      {static_cast<std::int32_t>(row[0]), Time{row[1]}, static_cast<BufferKind>(row[2]), row[3]});
+      {static_cast<std::int32_t>(row[0]), static_cast<BufferKind>(row[2]), Time{row[1]}, row[3]});
   return "";
 }
 

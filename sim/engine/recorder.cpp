@@ -277,40 +277,38 @@ std::vector<IssueSpan> Recording::host(std::size_t track) const {
 }
 
 std::vector<MemorySample> Recording::memory(std::size_t track) const {
-  struct Change {
-    Time at;
-    std::size_t kind = 0;
-    Bytes bytes = 0;
-  };
   const Program& program = program_of(track);
+  const auto number = static_cast<std::int32_t>(track);
+  std::vector<MemorySample> out;
+  BytesByKind live = persistent_bytes(program);
+  for (std::size_t kind = 0; kind < live.size(); ++kind) {
+    if (live[kind] > 0) out.push_back({number, static_cast<BufferKind>(kind), Time{}, live[kind]});
+  }
+  // What changes lies where what is live then will.
+  const std::size_t first = out.size();
   std::vector<OpLog::Reader> streams = readers(track);
-  std::vector<Change> changes;
-  for (const MemoryChange& change : memory_changes(program)) {
+  each_memory_change(program, [&](const MemoryChange& change) {
     const Op& op = segment_of(program, change.call).ops[static_cast<std::size_t>(change.op)];
     const OpLog::Entry* const entry = streams[op.stream.index()].find(change.call, change.op);
     FT_CHECK(entry != nullptr, "an op that takes or gives back memory did not run");
-    changes.push_back({change.bytes > 0 ? entry->begin : entry->end,
-                       static_cast<std::size_t>(change.kind), change.bytes});
-  }
-  // Frees before allocations of the same instant: what ends makes room for what begins.
-  std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
-    return std::tie(a.at.ps, a.bytes) < std::tie(b.at.ps, b.bytes);
+    out.push_back(
+        {number, change.kind, change.bytes > 0 ? entry->begin : entry->end, change.bytes});
   });
-  std::vector<MemorySample> out;
-  BytesByKind live = persistent_bytes(program);
-  const auto sample = [&](Time at, std::size_t kind) {
-    out.push_back(MemorySample{static_cast<std::int32_t>(track), at, static_cast<BufferKind>(kind),
-                               live[kind]});
-  };
-  for (std::size_t kind = 0; kind < live.size(); ++kind) {
-    if (live[kind] > 0) sample(Time{}, kind);
+  // Frees before allocations of the same instant: what ends makes room for what begins.
+  std::stable_sort(out.begin() + static_cast<std::ptrdiff_t>(first), out.end(),
+                   [](const MemorySample& a, const MemorySample& b) {
+                     return std::tie(a.at.ps, a.bytes) < std::tie(b.at.ps, b.bytes);
+                   });
+  std::size_t count = first;
+  for (std::size_t i = first; i < out.size(); ++i) {
+    const MemorySample change = out[i];
+    Bytes& now = live[static_cast<std::size_t>(change.kind)];
+    now += change.bytes;
+    const bool more =
+        i + 1 < out.size() && out[i + 1].at == change.at && out[i + 1].kind == change.kind;
+    if (!more) out[count++] = {number, change.kind, change.at, now};
   }
-  for (std::size_t i = 0; i < changes.size(); ++i) {
-    live[changes[i].kind] += changes[i].bytes;
-    const bool more = i + 1 < changes.size() && changes[i + 1].at == changes[i].at &&
-                      changes[i + 1].kind == changes[i].kind;
-    if (!more) sample(changes[i].at, changes[i].kind);
-  }
+  out.resize(count);
   return out;
 }
 

@@ -166,12 +166,17 @@ MemoryPeak memory_peak(const Program& program, Memory where) {
   return peak;
 }
 
+void each_memory_change(const Program& program,
+                        const std::function<void(const MemoryChange&)>& visit) {
+  walk(program, Memory::kDevice, [&visit](std::size_t c, const BufferChange& change) {
+    visit({static_cast<std::int32_t>(c), static_cast<std::int32_t>(change.op), change.kind,
+           change.bytes});
+  });
+}
+
 std::vector<MemoryChange> memory_changes(const Program& program) {
   std::vector<MemoryChange> out;
-  walk(program, Memory::kDevice, [&out](std::size_t c, const BufferChange& change) {
-    out.push_back(MemoryChange{static_cast<std::int32_t>(c), static_cast<std::int32_t>(change.op),
-                               change.kind, change.bytes});
-  });
+  each_memory_change(program, [&out](const MemoryChange& change) { out.push_back(change); });
   return out;
 }
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "sim/program/program.h"
@@ -38,7 +39,9 @@ struct MemoryChange {
   BufferKind kind = BufferKind::kActivations;
   Bytes bytes = 0;  ///< negative: freed
 };
-/// All changes of the device's memory in issue order; persistent buffers are not among them.
+/// Visits all changes of the device's memory in issue order; persistent buffers are not among them.
+void each_memory_change(const Program& program,
+                        const std::function<void(const MemoryChange&)>& visit);
 std::vector<MemoryChange> memory_changes(const Program& program);
 
 /// Bytes of the persistent buffers by kind.

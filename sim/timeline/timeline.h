@@ -55,8 +55,8 @@ struct Flow {
 /// Bytes of one kind that are live on a track from `at` on.
 struct MemorySample {
   std::int32_t track = 0;
-  Time at;
   BufferKind kind = BufferKind::kActivations;
+  Time at;
   Bytes bytes = 0;
   bool operator==(const MemorySample&) const = default;
 };

@@ -143,7 +143,7 @@ TEST_F(TracesTest, ArgumentsSayWhatTheSpanDid) {
   span.start = Time{1'500'001};
   span.end = Time{3'000'000};
   timeline.spans.push_back(span);
-  timeline.memory.push_back({0, Time{0}, BufferKind::kParameters, Bytes{3} << 29});
+  timeline.memory.push_back({0, BufferKind::kParameters, Time{0}, Bytes{3} << 29});
   const Json trace = traced(timeline);
   const Json::Array& events = *trace.find("traceEvents")->array();
   const Json& wait = events.at(4);
