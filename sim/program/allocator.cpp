@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -240,7 +241,7 @@ class Allocator {
   }
   /// What is allocated from now on is so by call `number`.
   void enter(std::size_t number) { x_call = static_cast<std::int32_t>(number); }
-  const AllocatorUse& use() const { return x_use; }
+  AllocatorUse& use() { return x_use; }
 
  private:
   struct Held {
@@ -432,11 +433,11 @@ void allocate_persistent(const Program& program, Places& places, Allocator& allo
 /// What of other streams' work the host knows to be over, call by call.
 class Hearing {
  public:
-  explicit Hearing(const Program& program) : x_program(program) {}
+  explicit Hearing(const Program& program) : x_of(&program) {}
 
   /// Before call `c`: the host waits for what a gather waits for.
   void enter(std::size_t c, Allocator& allocator) const {
-    const Call& call = x_program.calls[c];
+    const Call& call = x_of->calls[c];
     if (call.waits.empty() || !gathers(call)) return;
     std::int32_t last = -1;
     for (const StreamWait& wait : call.waits) {
@@ -447,10 +448,10 @@ class Hearing {
   }
 
   void leave(std::size_t c, Allocator& allocator) {
-    const Call& call = x_program.calls[c];
+    const Call& call = x_of->calls[c];
     const auto number = static_cast<std::int32_t>(c);
-    for (const Op& op : x_program.segments[call.segment.index()].ops) {
-      const bool waits = std::holds_alternative<HostSync>(x_program.works[op.work.index()]);
+    for (const Op& op : x_of->segments[call.segment.index()].ops) {
+      const bool waits = std::holds_alternative<HostSync>(x_of->works[op.work.index()]);
       if (waits) allocator.heard(number);
       if (!op.records.valid()) continue;
       const FrameId frame = call.frames[static_cast<std::size_t>(op.records.frame)];
@@ -494,11 +495,10 @@ class Hearing {
 
  private:
   bool gathers(const Call& call) const {
-    for (const Op& op : x_program.segments[call.segment.index()].ops) {
+    for (const Op& op : x_of->segments[call.segment.index()].ops) {
       for (const BufferRef& ref : op.allocates) {
         const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
-        const FrameLayout& layout =
-            x_program.layouts[x_program.frames[frame.index()].layout.index()];
+        const FrameLayout& layout = x_of->layouts[x_of->frames[frame.index()].layout.index()];
         const Buffer& buffer = layout.buffers[static_cast<std::size_t>(ref.buffer)];
         if (buffer.pool == Buffer::kGatherPool) return true;
       }
@@ -506,7 +506,7 @@ class Hearing {
     return false;
   }
 
-  const Program& x_program;
+  const Program* x_of;
   std::map<std::pair<FrameId, std::int16_t>, std::int32_t> x_recorded;  ///< by which call
 };
 
@@ -592,12 +592,14 @@ class Walk {
   }
 
   /// The last round again and again, until it leaves what it left before; the rest of the times
-  /// that are no whole number of such cycles is run as well. False where there is no room, or no
-  /// such cycle in many rounds.
+  /// that are no whole number of such cycles is run as well. In a later step, until it leaves what
+  /// it left in an earlier one with as many to come: the rest is as it was then. False where there
+  /// is no room, or no such cycle in many rounds.
   bool run_more(Hearing& hearing) {
     constexpr std::size_t kMostRounds = 256;
     const Rounds& rounds = x_more.rounds;
     std::unordered_map<std::uint64_t, std::int64_t> seen;
+    const std::size_t retries = x_allocator.use().retries.size();
     bool cycles = false;
     std::int64_t left = x_more.times;
     while (left > 0) {
@@ -609,13 +611,33 @@ class Walk {
       if (cycles) continue;
       std::uint64_t state = x_places.state(x_allocator);
       state = hearing.state(state, x_allocator.earliest_held(rounds.end()));
+      const auto earlier = x_earlier.find(state);
+      if (earlier != x_earlier.end() && earlier->second == left) {
+        stand_as_then(hearing);
+        return true;
+      }
       const auto [found, fresh] = seen.try_emplace(state, left);
       if (fresh && seen.size() > kMostRounds) return false;
       if (fresh) continue;
       left %= found->second - left;
       cycles = true;
     }
+    // Retries are those of the second step.
+    if (x_allocator.use().retries.size() > retries) return true;
+    x_earlier = std::move(seen);
+    x_end.emplace(End{x_places, x_allocator, hearing});
     return true;
+  }
+
+  /// All is where the rounds of an earlier step left it; what was used so far stays.
+  void stand_as_then(Hearing& hearing) {
+    AllocatorUse use = std::move(x_allocator.use());
+    x_allocator = x_end->allocator;
+    use.reserved = std::max(use.reserved, x_allocator.use().reserved);
+    use.allocated = std::max(use.allocated, x_allocator.use().allocated);
+    x_allocator.use() = std::move(use);
+    x_places = x_end->places;
+    hearing = x_end->hearing;
   }
 
   void give_back(std::int32_t& block, std::int8_t pool) {
@@ -628,6 +650,13 @@ class Walk {
     block = kNoBlock;
   }
 
+  /// What all rounds leave.
+  struct End {
+    Places places;
+    Allocator allocator;
+    Hearing hearing;
+  };
+
   const Program& x_program;
   bool x_records_streams;
   MoreRounds x_more;
@@ -637,6 +666,8 @@ class Walk {
   std::vector<FrameId> x_next;                          ///< of `next_frames`
   std::vector<std::pair<FrameId, FrameId>> x_followed;  ///< of the same, those that have one
   bool x_known = true;
+  std::unordered_map<std::uint64_t, std::int64_t> x_earlier;  ///< by state: rounds to come
+  std::optional<End> x_end;                                   ///< of an earlier step
 };
 
 }  // namespace
