@@ -51,7 +51,7 @@ void each_op(const Workload& workload, const std::vector<RankRecords>& ranks, Vi
     for (std::size_t s = 0; s < ranks[r].size(); ++s) {
       for (const OpRecord& record : ranks[r][s]) {
         const Op& op = op_of(program, record);
-        visit(r, s, record, op, counter.of(program.works[op.work.index()]));
+        visit(r, s, record, counter.of(program.works[op.work.index()]));
       }
     }
   }
@@ -86,24 +86,23 @@ Timeline measured_timeline(const Workload& workload, const std::vector<RankRecor
                            const std::function<std::string(RankId)>& name_of) {
   std::map<Meeting, Time> all_there;
   Time end;
-  each_op(workload, ranks,
-          [&](std::size_t, std::size_t, const OpRecord& record, const Op&,
-              const std::vector<Meeting>& meetings) {
-            for (const Meeting& meeting : meetings) {
-              Time& last = all_there[meeting];
-              last = max(last, record.begin);
-            }
-            end = max(end, record.end);
-          });
+  each_op(
+      workload, ranks,
+      [&](std::size_t, std::size_t, const OpRecord& record, const std::vector<Meeting>& meetings) {
+        for (const Meeting& meeting : meetings) {
+          Time& last = all_there[meeting];
+          last = max(last, record.begin);
+        }
+        end = max(end, record.end);
+      });
   Recorder recorder(std::vector<std::uint8_t>(ranks.size(), 1));
   each_op(workload, ranks,
-          [&](std::size_t r, std::size_t s, const OpRecord& record, const Op& op,
+          [&](std::size_t r, std::size_t s, const OpRecord& record,
               const std::vector<Meeting>& meetings) {
             OpTimes times;
             times.actor = static_cast<std::int32_t>(r);
             times.call = record.call;
             times.op = record.op;
-            times.work = op.work.value;
             times.stream = static_cast<std::int32_t>(s);
             times.begin = times.start = record.begin;
             times.end = record.end;

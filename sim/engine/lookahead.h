@@ -2,7 +2,8 @@
 // cannot end. A kernel that ends before then is decided without the event queue.
 //
 // A stream that waits for an event goes on when another has recorded it, which has its ops up to
-// there to run first; beside others they take longer than alone, never less.
+// there to run first; beside others they take longer than alone, never less. All members of a
+// group are taken to price a collective alike.
 #pragma once
 
 #include "sim/engine/replay_state.h"
@@ -68,13 +69,15 @@ inline bool others_may_hold_soon(const ActorState& actor, std::int32_t s, Time e
 struct Partners {
   const Workload& workload;
   const Prepared& prepared;
-  const ReplayState& state;
+  ReplayState& state;
 };
 
-/// A time before which the messages that a stream has posted do not all end: those whose other end
-/// is still to be posted begin when the stream that posts it goes on.
-inline Time messages_last(const Partners& all, const ActorState& actor, const Stream& holder) {
-  const PreparedOp& op = actor.program->ops[static_cast<std::size_t>(holder.op)];
+/// A time before which the messages that a stream, `holder`, has posted do not all end: those whose
+/// other end is still to be posted begin when the stream that posts it goes on.
+inline Time messages_last(const Partners& all, const Waiter& holder) {
+  const ActorState& actor = all.state.actors[static_cast<std::size_t>(holder.actor)];
+  const Stream& stream = actor.streams[static_cast<std::size_t>(holder.stream)];
+  const PreparedOp& op = actor.program->ops[static_cast<std::size_t>(stream.op)];
   Time out;
   if (op.kind != OpClass::kMessages) return out;
   const auto work = static_cast<std::size_t>(op.work);
@@ -85,7 +88,10 @@ inline Time messages_last(const Partners& all, const ActorState& actor, const St
     const auto c = static_cast<std::size_t>(actor.actor->channels[messages[m].channel.index()]);
     const ChannelState& channel = all.state.channels[c];
     const std::size_t other = messages[m].send ? 1 : 0;
-    const bool open = channel.ends[1 - other].cost != nullptr && channel.streams[other] >= 0;
+    const ChannelState::End& own = channel.ends[1 - other];
+    // What another stream has posted is not of this op, whose message is over.
+    const bool open = own.cost != nullptr && own.waiter.actor == holder.actor &&
+                      own.waiter.stream == holder.stream && channel.streams[other] >= 0;
     if (!open) continue;
     const ActorChannel& ends = all.prepared.quotient.channels[c];
     const ActorId partner = other == 0 ? ends.source : ends.destination;
@@ -95,15 +101,14 @@ inline Time messages_last(const Partners& all, const ActorState& actor, const St
   return out;
 }
 
-/// Whether everything that streams but `s` hold without a known end lasts until `end`.
-inline bool holds_last(const Partners& all, ActorState& actor, std::int32_t s, Time end) {
+/// Whether everything that streams of actor `a` but `s` hold without a known end lasts until `end`.
+inline bool holds_last(const Partners& all, std::int32_t a, std::int32_t s, Time end) {
+  ActorState& actor = all.state.actors[static_cast<std::size_t>(a)];
   const StreamSet open = actor.holds.open();
   for (std::int32_t h = open.next(0); h < StreamSet::kMost; h = open.next(h + 1)) {
     if (h == s) continue;
     Stream& holder = actor.streams[static_cast<std::size_t>(h)];
-    if (holder.arrived < end) {
-      holder.arrived = max(holder.arrived, messages_last(all, actor, holder));
-    }
+    if (holder.arrived < end) holder.arrived = max(holder.arrived, messages_last(all, {a, h, 0}));
     if (holder.arrived < end) return false;
   }
   return true;

@@ -169,7 +169,7 @@ class Replayer {
     ++x_result.operations;
     actor.last_end = max(actor.last_end, end);
     if (x_sink != nullptr) {
-      x_sink->span(OpTimes{a, entry.call, op.index, op.work, s, begin, start, end});
+      x_sink->span(OpTimes{a, entry.call, op.index, s, begin, start, end});
     }
     if (op.records.valid()) {
       record(actor, program.event_id(entry, op.records), end);
@@ -201,7 +201,7 @@ class Replayer {
     const Time end = answer.end;
     const bool decided = stream.wait == Wait::kQueue && x_deciding == a && end == x_now;
     const bool certain =
-        decided || answer.certain || holds_last({x_workload, x_prepared, x_state}, actor, s, end);
+        decided || answer.certain || holds_last({x_workload, x_prepared, x_state}, a, s, end);
     if (decided || (certain && !others_may_hold_soon(actor, s, end))) {
       complete(a, actor, s, ready, ready, end);
       forget_holds(actor);

@@ -28,7 +28,7 @@ namespace foretrain {
 /// One op as it ran. Times as in `Span` (sim/timeline/timeline.h).
 struct OpTimes {
   std::int32_t actor = 0;
-  std::int32_t call = 0, op = 0, work = 0;
+  std::int32_t call = 0, op = 0;
   std::int32_t stream = 0;
   Time begin, start, end;
 };

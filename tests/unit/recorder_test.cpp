@@ -19,11 +19,11 @@ namespace {
 
 TEST(OpLog, GivesBackWhatItTook) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 2;
-  std::vector<OpTimes> all = {{0, 0, 0, 0, 0, Time{}, Time{}, Time{}},
-                              {0, 0, 1, 0, 0, Time{5}, Time{5}, Time{132}},
-                              {0, 7, 300, 0, 0, Time{132}, Time{260}, Time{1 << 20}},
-                              {0, 7, 301, 0, 0, Time{1 << 20}, Time{kMost}, Time{kMost}},
-                              {0, 9, 0, 0, 0, Time{3}, Time{4}, Time{5}}};  // its clock went back
+  std::vector<OpTimes> all = {{0, 0, 0, 0, Time{}, Time{}, Time{}},
+                              {0, 0, 1, 0, Time{5}, Time{5}, Time{132}},
+                              {0, 7, 300, 0, Time{132}, Time{260}, Time{1 << 20}},
+                              {0, 7, 301, 0, Time{1 << 20}, Time{kMost}, Time{kMost}},
+                              {0, 9, 0, 0, Time{3}, Time{4}, Time{5}}};  // its clock went back
   OpLog log;
   for (const OpTimes& times : all) log.push(times);
   EXPECT_EQ(log.count(), all.size());

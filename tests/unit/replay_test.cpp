@@ -256,6 +256,34 @@ TEST(Replay, KernelBesideAMessageOfALatePartner) {
   EXPECT_EQ(replayed.value().replay.events, 0);
 }
 
+// An exchange of one stream is over when its own messages are, whoever posts on the same channel
+// meanwhile and waits for long: here a second send that the late kernel of its receiver keeps back.
+TEST(Replay, ChannelOfTwoStreams) {
+  HandPrices prices;
+  prices.sms_held = 4;
+  prices.kernel("a", 100);
+  prices.kernel("b", 1000);
+  prices.kernel("c", 300);
+  HandProgram c("zero");
+  c.kernel("c", {}, 0).op("pipe", P2PBatch{{c.message(true, "to one", 7)}}, {0});
+  c.op("pipe", P2PBatch{{c.message(true, "to two", 7)}});
+  HandProgram a("one");
+  a.op("x", P2PBatch{{a.message(true, "to two", 7), a.message(false, "from zero", 7)}});
+  a.op("z", P2PBatch{{a.message(false, "from two", 7)}}, {}, 0);
+  a.op("y", P2PBatch{{a.message(true, "to two", 7)}}, {0}).kernel("a", {0});
+  HandProgram b("two");
+  b.op("x", P2PBatch{{b.message(false, "from one", 7)}}, {}, 0);
+  b.op("y", P2PBatch{{b.message(true, "to one", 7)}}, {0});
+  b.op("z", P2PBatch{{b.message(false, "from zero", 7)}}, {}, 1).kernel("b", {1}, 2);
+  b.op("x", P2PBatch{{b.message(false, "from one", 7)}}, {2});
+  Workload w = workload_of({c.build(), a.build(), b.build()});
+  bind_channel(w, 1, 0, 2, 0);
+  bind_channel(w, 0, 0, 1, 1);
+  bind_channel(w, 2, 1, 1, 2);
+  bind_channel(w, 0, 1, 2, 2);
+  EXPECT_EQ(run(w, prices)[1][0], (Times{0, 300, 307}));
+}
+
 // Two messages that ask for 3/4 of one port: together at rate 2^16 / (3/4 + 3/4) = 43690 units a
 // ps. The first runs alone from 0 to 40, then needs ceil(60 x 2^16 / 43690) = 91 ps: 131. The
 // second has 100 x 2^16 - 91 x 43690 = 2577810 units left then: ceil(.. / 2^16) = 40 ps: 171.
