@@ -210,6 +210,8 @@ std::string Loader::flow(const std::vector<std::int64_t>& row) {
 std::string Loader::sample(const std::vector<std::int64_t>& row) {
   if (!in_table(row[0], x_timeline.tracks.size())) return "there is no such track";
   if (!in_table(row[2], static_cast<std::size_t>(BufferKind::kCount))) return "no such kind";
+  const bool sorted = x_timeline.memory.empty() || x_timeline.memory.back().track <= row[0];
+  if (!sorted) return "samples of memory are not sorted by track";
   x_timeline.memory.push_back(
       {static_cast<std::int32_t>(row[0]), static_cast<BufferKind>(row[2]), Time{row[1]}, row[3]});
   return "";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "sim/base/check.h"
 #include "sim/program/memory.h"
 
 namespace foretrain {
@@ -164,7 +165,9 @@ void Recording::add_flows() {
         const auto* batch = std::get_if<P2PBatch>(&work_of(program, op));
         if (batch == nullptr) continue;
         for (const Message& message : batch->messages) {
-          const auto at = static_cast<std::size_t>(actor.channels[message.channel.index()]);
+          const std::int32_t channel = actor.channels[message.channel.index()];
+          FT_CHECK(channel >= 0, "a message on a channel that is not bound");
+          const auto at = static_cast<std::size_t>(channel);
           if (at >= channels.size()) channels.resize(at + 1);
           (message.send ? channels[at].sends : channels[at].receives).push_back(span);
         }

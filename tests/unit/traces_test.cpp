@@ -229,6 +229,8 @@ TEST_F(TracesTest, DamagedTimelinesAreRefusedWithThePlace) {
   refused([](Timeline& t) { std::swap(t.spans[3], t.spans[9]); }, "overlaps");
   refused([](Timeline& t) { t.flows[0].to = 1 << 20; }, "there is no such span");
   refused([](Timeline& t) { t.memory[0].track = 2; }, "/memory/0");
+  refused([](Timeline& t) { std::swap(t.memory.front(), t.memory.back()); },
+          "samples of memory are not sorted by track");
   refused([](Timeline& t) { t.tracks[0].ranks_alike = 0; }, "/tracks/0/ranks_alike");
   refused([](Timeline& t) { t.host[0].track = 2; }, "/host/0: there is no such track");
   refused([](Timeline& t) { std::swap(t.host[0], t.host[1]); }, "are not sorted");
