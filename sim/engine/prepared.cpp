@@ -242,12 +242,19 @@ void find_holds(const Program& program, PreparedPrices& out) {
   }
 }
 
+/// The sum of two spans, or a longest one: steps that take so long are refused before a replay.
+Time sum_of(Time a, Time b) {
+  constexpr Time kLongest{kNever.ps / 4};
+  return min(min(a, kLongest) + min(b, kLongest), kLongest);
+}
+
 /// How long ops take at least, summed along each stream.
 void lay_out_alone(const PreparedProgram& flat, PreparedPrices& out) {
   Time sum;
   for (const PreparedOp& op : flat.ops) {
     out.op_alone.push_back(sum);
-    if (op.kind != OpClass::kSync) sum += out.costs[static_cast<std::size_t>(op.cost)].duration;
+    if (op.kind == OpClass::kSync) continue;
+    sum = sum_of(sum, out.costs[static_cast<std::size_t>(op.cost)].duration);
   }
   out.op_alone.push_back(sum);
   for (const std::vector<StreamEntry>& entries : flat.entries) {
@@ -256,8 +263,8 @@ void lay_out_alone(const PreparedProgram& flat, PreparedPrices& out) {
     Time at;
     for (const StreamEntry& entry : entries) {
       alone.push_back(at);
-      at += out.op_alone[static_cast<std::size_t>(entry.ops_end)] -
-            out.op_alone[static_cast<std::size_t>(entry.ops_begin)];
+      at = sum_of(at, out.op_alone[static_cast<std::size_t>(entry.ops_end)] -
+                          out.op_alone[static_cast<std::size_t>(entry.ops_begin)]);
     }
   }
 }
