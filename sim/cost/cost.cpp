@@ -9,10 +9,7 @@ namespace {
 
 /// ceil(a * b / c) without overflow, for non-negative values and c > 0.
 std::int64_t scaled(std::int64_t a, std::int64_t b, std::int64_t c) {
-  const Int128 product = static_cast<Int128>(a) * b;
-  constexpr Int128 kShort = Int128{1} << 62;
-  if (product < kShort && c < kShort) return (static_cast<std::int64_t>(product) + c - 1) / c;
-  return static_cast<std::int64_t>((product + c - 1) / c);
+  return quotient(static_cast<Int128>(a) * b + c - 1, c);
 }
 
 /// Beside SMs that copy so much: between what was measured beside spinning and copying ones.

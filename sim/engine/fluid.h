@@ -19,9 +19,7 @@ class Progress {
 
   /// When the rest ends if it goes on from `now` at `rate` units a ps (1 .. 65536).
   Time end_at(Time now, std::int64_t rate) const {
-    constexpr Int128 kShort = Int128{1} << 62;
-    if (x_left < kShort) return now + Time{(static_cast<std::int64_t>(x_left) + rate - 1) / rate};
-    return now + Time{static_cast<std::int64_t>((x_left + rate - 1) / rate)};
+    return now + Time{quotient(x_left + rate - 1, rate)};
   }
   void advance(Time span, std::int64_t rate) {
     x_left -= static_cast<Int128>(span.ps) * rate;
@@ -36,11 +34,7 @@ inline constexpr std::int64_t kOneRate = 1 << 16;
 
 /// Units a ps for work that takes `slowed` instead of `alone` (slowed >= alone > 0).
 inline std::int64_t rate_of(Time alone, Time slowed) {
-  constexpr std::int64_t kShort = std::int64_t{1} << 46;
-  const std::int64_t rate =
-      alone.ps < kShort
-          ? (alone.ps << 16) / slowed.ps
-          : static_cast<std::int64_t>((static_cast<Int128>(alone.ps) << 16) / slowed.ps);
+  const std::int64_t rate = quotient(static_cast<Int128>(alone.ps) << 16, slowed.ps);
   return rate < 1 ? 1 : rate;
 }
 
