@@ -358,6 +358,17 @@ class Allocator {
   std::deque<Held> x_held;  ///< in the order of their calls
 };
 
+/// Frames of a round, each with the one that stands for it in the next.
+using FramePairs = std::vector<std::pair<FrameId, FrameId>>;
+
+FramePairs pairs_of(const std::vector<FrameId>& next) {
+  FramePairs out;
+  for (std::size_t f = 0; f < next.size(); ++f) {
+    if (next[f].valid()) out.emplace_back(FrameId(f), next[f]);
+  }
+  return out;
+}
+
 /// Where the blocks of a Program's buffers are.
 class Places {
  public:
@@ -380,7 +391,7 @@ class Places {
   }
 
   /// The blocks of frames that others follow are now those of the others, which have none.
-  void follow(const std::vector<std::pair<FrameId, FrameId>>& followed) {
+  void follow(const FramePairs& followed) {
     x_moved.clear();
     for (const auto& [frame, next] : followed) {
       x_moved.insert(x_moved.end(), begin_of(next), begin_of(FrameId(next.index() + 1)));
@@ -472,15 +483,14 @@ class Hearing {
 
   /// All that was so far was `calls` earlier, and by frames that others follow what it was by
   /// those.
-  void move_back(const std::vector<FrameId>& next, std::int32_t calls) {
+  void move_back(const FramePairs& pairs, std::int32_t calls) {
     std::map<std::pair<FrameId, std::int16_t>, std::int32_t> before;
     std::swap(before, x_recorded);
-    std::vector<std::vector<FrameId>> followed(next.size());
-    std::vector<bool> follows(next.size());
-    for (std::size_t f = 0; f < next.size(); ++f) {
-      if (!next[f].valid()) continue;
-      followed[next[f].index()].push_back(FrameId(f));
-      follows[f] = true;
+    std::vector<std::vector<FrameId>> followed(x_of->frames.size());
+    std::vector<bool> follows(x_of->frames.size());
+    for (const auto& [frame, next] : pairs) {
+      followed[next.index()].push_back(frame);
+      follows[frame.index()] = true;
     }
     for (const auto& [key, call] : before) {
       const auto& [frame, event] = key;
@@ -544,10 +554,7 @@ class Walk {
         x_more(more),
         x_places(places),
         x_allocator(allocator) {
-    if (more.times > 0) x_next = next_frames(program, more.rounds);
-    for (std::size_t f = 0; f < x_next.size(); ++f) {
-      if (x_next[f].valid()) x_followed.emplace_back(FrameId(f), x_next[f]);
-    }
+    if (more.times > 0) x_followed = pairs_of(next_frames(program, more.rounds));
     x_steps.reserve(program.segments.size());
     for (const Segment& segment : program.segments) {
       x_steps.push_back(buffer_steps(program, segment));
@@ -562,7 +569,7 @@ class Walk {
     const auto calls = static_cast<std::int32_t>(x_program.calls.size());
     const std::int32_t end = x_more.times > 0 ? x_more.rounds.end() : calls;
     if (!run_calls(0, end, hearing)) return;
-    if (!run_more(hearing)) {
+    if (x_more.times > 0 && !run_more(hearing)) {
       x_known = !x_allocator.use().fits;
       return;
     }
@@ -605,7 +612,7 @@ class Walk {
     while (left > 0) {
       x_places.follow(x_followed);
       x_allocator.move_back(rounds.length);
-      if (x_records_streams) hearing.move_back(x_next, rounds.length);
+      if (x_records_streams) hearing.move_back(x_followed, rounds.length);
       if (!run_calls(rounds.end() - rounds.length, rounds.end(), hearing)) return false;
       --left;
       if (cycles) continue;
@@ -623,7 +630,7 @@ class Walk {
       cycles = true;
     }
     // Retries are those of the second step.
-    if (x_allocator.use().retries.size() > retries) return true;
+    if (x_end || x_allocator.use().retries.size() > retries) return true;
     x_earlier = std::move(seen);
     x_end.emplace(End{x_places, x_allocator, hearing});
     return true;
@@ -662,9 +669,8 @@ class Walk {
   MoreRounds x_more;
   Places& x_places;
   Allocator& x_allocator;
-  std::vector<std::vector<BufferStep>> x_steps;         ///< by segment
-  std::vector<FrameId> x_next;                          ///< of `next_frames`
-  std::vector<std::pair<FrameId, FrameId>> x_followed;  ///< of the same, those that have one
+  std::vector<std::vector<BufferStep>> x_steps;  ///< by segment
+  FramePairs x_followed;                         ///< of `next_frames`
   bool x_known = true;
   std::unordered_map<std::uint64_t, std::int64_t> x_earlier;  ///< by state: rounds to come
   std::optional<End> x_end;                                   ///< of an earlier step
