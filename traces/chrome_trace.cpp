@@ -285,7 +285,7 @@ Status Writer::names() {
       x_to.name("thread", i, row, x_rows.names[row], row + 1);
     };
     if (!schedule_passes(x_timeline, i).empty()) name_row(kScheduleRow);
-    if (!x_timeline.host(i).empty()) name_row(kHostRow);
+    if (x_timeline.has_host(i)) name_row(kHostRow);
     for (const std::size_t row : x_rows.of_streams[i]) name_row(row);
     FT_TRY(x_to.flush_if_full());
   }

@@ -151,7 +151,7 @@ Status save_host(Saver& out, const TimelineSource& timeline) {
 
 bool has_host(const TimelineSource& timeline) {
   for (std::size_t track = 0; track < timeline.head().tracks.size(); ++track) {
-    if (!timeline.host(track).empty()) return true;
+    if (timeline.has_host(track)) return true;
   }
   return false;
 }

@@ -25,10 +25,7 @@ class Accountant : public SpanSink {
   explicit Accountant(std::size_t actor) : x_actor(static_cast<std::int32_t>(actor)) {}
 
   void span(const OpTimes& times) override {
-    if (times.actor != x_actor) return;
-    const auto stream = static_cast<std::size_t>(times.stream);
-    if (stream >= x_streams.size()) x_streams.resize(stream + 1);
-    x_streams[stream].push(times);
+    if (times.actor == x_actor) push_op(x_streams, times);
   }
 
   /// Of the `length` from `begin` on.

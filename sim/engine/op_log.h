@@ -84,4 +84,11 @@ class OpLog {
   Entry x_last;
 };
 
+/// Adds an op to its stream's log.
+inline void push_op(std::vector<OpLog>& streams, const OpTimes& times) {
+  const auto stream = static_cast<std::size_t>(times.stream);
+  if (stream >= streams.size()) streams.resize(stream + 1);
+  streams[stream].push(times);
+}
+
 }  // namespace foretrain

@@ -184,7 +184,7 @@ void Recording::add_flows() {
 
 void Recording::add_launches(std::size_t track) {
   OpTable& table = x_tables[actor_of(track).program.index()];
-  if (prices_of(track).host_total.ps == 0 || table.launched) return;
+  if (!has_host(track) || table.launched) return;
   table.launched = true;
   const Program& program = program_of(track);
   for (const Call& call : program.calls) {
@@ -238,9 +238,9 @@ Status Recording::each_of_stream(std::size_t log, std::size_t first, std::size_t
 /// The host issues ops in the order of the Program, one after another (engine/prepared.cpp).
 std::vector<IssueSpan> Recording::host(std::size_t track) const {
   std::vector<IssueSpan> out;
+  if (!has_host(track)) return out;
   const Program& program = program_of(track);
   const PreparedPrices& prices = prices_of(track);
-  if (prices.host_total.ps == 0) return out;
   const OpTable& table = x_tables[actor_of(track).program.index()];
   const std::vector<HostSegment> segments = host_segments(program, prices);
   std::vector<OpLog::Reader> streams = readers(track);

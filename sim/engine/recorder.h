@@ -33,6 +33,7 @@ class Recording : public TimelineSource {
   }
   Status each_span(std::size_t first, std::size_t last, const VisitSpan& visit) const override;
   std::vector<MemorySample> memory(std::size_t track) const override;
+  bool has_host(std::size_t track) const override { return prices_of(track).host_total.ps > 0; }
   std::vector<IssueSpan> host(std::size_t track) const override;
 
  private:
@@ -78,11 +79,7 @@ class Recorder : public SpanSink {
 
   void span(const OpTimes& times) override {
     const auto actor = static_cast<std::size_t>(times.actor);
-    if (x_wanted[actor] == 0) return;
-    std::vector<OpLog>& streams = x_logs[actor];
-    const auto stream = static_cast<std::size_t>(times.stream);
-    if (stream >= streams.size()) streams.resize(stream + 1);
-    streams[stream].push(times);
+    if (x_wanted[actor] != 0) push_op(x_logs[actor], times);
   }
 
   /// What was kept of the replay of `workload`, which ended at `end`. `name_of` names a rank's

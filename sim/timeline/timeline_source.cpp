@@ -1,6 +1,7 @@
 #include "sim/timeline/timeline_source.h"
 
 #include <algorithm>
+#include <span>
 #include <tuple>
 
 namespace foretrain {
@@ -8,7 +9,7 @@ namespace {
 
 /// Of a list that is sorted by track, what one of them has.
 template <typename T>
-std::vector<T> of_track(const std::vector<T>& all, std::size_t track) {
+std::span<const T> of_track(const std::vector<T>& all, std::size_t track) {
   const auto before = [](std::size_t end) {
     return [end](const T& one) { return static_cast<std::size_t>(one.track) < end; };
   };
@@ -39,11 +40,17 @@ Status HeldTimeline::each_span(std::size_t first, std::size_t last, const VisitS
 }
 
 std::vector<MemorySample> HeldTimeline::memory(std::size_t track) const {
-  return of_track(x_timeline->memory, track);
+  const auto found = of_track(x_timeline->memory, track);
+  return {found.begin(), found.end()};
 }
 
 std::vector<IssueSpan> HeldTimeline::host(std::size_t track) const {
-  return of_track(x_timeline->host, track);
+  const auto found = of_track(x_timeline->host, track);
+  return {found.begin(), found.end()};
+}
+
+bool HeldTimeline::has_host(std::size_t track) const {
+  return !of_track(x_timeline->host, track).empty();
 }
 
 Timeline whole_timeline(const TimelineSource& source) {

@@ -34,6 +34,8 @@ class TimelineSource {
   /// Those of a track, in order.
   virtual std::vector<MemorySample> memory(std::size_t track) const = 0;
   virtual std::vector<IssueSpan> host(std::size_t track) const = 0;
+  /// Whether there are any of the host, found without making them.
+  virtual bool has_host(std::size_t track) const = 0;
 };
 
 /// A Timeline that outlives it, as one.
@@ -47,6 +49,7 @@ class HeldTimeline : public TimelineSource {
   Status each_span(std::size_t first, std::size_t last, const VisitSpan& visit) const override;
   std::vector<MemorySample> memory(std::size_t track) const override;
   std::vector<IssueSpan> host(std::size_t track) const override;
+  bool has_host(std::size_t track) const override;
 
  private:
   const Timeline* x_timeline;
