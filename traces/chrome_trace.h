@@ -35,7 +35,7 @@ struct TraceOptions {
 ///
 /// The timeline must be consistent: indices in range, begin <= start <= end, as interpreters and
 /// `load_timeline` give it. Takes time and output linear in it; beside it no memory but a text for
-/// each info, the ends of flows, and what one track has of memory samples and of its host.
+/// each info, the ends of flows, and one track's memory samples, host spans and schedule passes.
 Status write_chrome_trace(const TimelineSource& timeline, const TraceOptions& options,
                           AtomicFile& file);
 inline Status write_chrome_trace(const Timeline& timeline, const TraceOptions& options,

@@ -166,7 +166,7 @@ void Chunks::start_threads() {
       x_threads.emplace_back([this, &packer = *x_packers.back()] { help(packer); });
     }
   } catch (const std::system_error&) {
-    // Those that have been made share the work with the one that gives.
+    // The threads that were started and the giver share the work.
   } catch (const std::bad_alloc&) {
   }
 }

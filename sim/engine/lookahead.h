@@ -1,9 +1,9 @@
-// What is sure of times to come: until when a stream cannot go on, and what other streams hold
-// cannot end. A kernel that ends before then is decided without the event queue.
+// Lower bounds of times to come: when a stream goes on, and when the holds of other streams end. A
+// kernel that ends before these bounds is decided without the event queue.
 //
-// A stream that waits for an event goes on when another has recorded it, which has its ops up to
-// there to run first; beside others they take longer than alone, never less. All members of a
-// group are taken to price a collective alike.
+// A stream waits for an event until another stream has recorded the event. The other stream runs
+// its ops up to the record first. Each of these ops takes at least as long as alone. All members of
+// a group are taken to price a collective alike.
 #pragma once
 
 #include "sim/engine/replay_state.h"

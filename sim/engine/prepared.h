@@ -39,7 +39,7 @@ struct EventSource {
 
 /// The one stream that posts the messages of a channel's end.
 struct ChannelEnd {
-  std::int16_t stream = -1;  ///< -1: none, or several
+  std::int16_t stream = -1;  ///< below 0: none, or several
   std::int8_t side = 0;      ///< 0 sends, 1 receives
 };
 

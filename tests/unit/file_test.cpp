@@ -269,7 +269,7 @@ std::string noise(std::size_t size) {
   return out;
 }
 
-// Chunks are compressed one by one, on threads: what is read back must not show where they end.
+// Threads compress the chunks one by one. The text that is read back does not show their ends.
 TEST_F(FileTest, LargeFilesAreWholeWhateverTheirLength) {
   constexpr std::size_t kChunk = Chunks::kBytes;
   const std::string random = noise(9 * kChunk);

@@ -117,7 +117,7 @@ TEST(Recorder, KeepsEveryOp) {
   }
 }
 
-// What is allocated is freed within the step: the last samples are of what lives throughout.
+// The step frees all that it allocates. The last samples count the persistent buffers alone.
 TEST(Recorder, MemoryComesBackToWhatLivesThroughout) {
   const Recorded step = recorded();
   const Workload workload = lower(small_llama(), small_plan(small_llama(), {2, 2, 1, 4}, 8));
