@@ -291,6 +291,16 @@ TEST(ImportFrameworks, AccelerateChoosesTheSystem) {
   EXPECT_EQ(at(json, "run/cluster/accelerators"), Json(16));
   EXPECT_EQ(at(json, "run/recompute"), Json("full"));
   EXPECT_FALSE(lists(json, "unresolved", "refuses"));
+  place.write("two.yaml", R"(distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+mixed_precision: bf16
+num_processes: 16
+)");
+  const Json two = imported(place, {"two.yaml", launch_file("config.json")});
+  EXPECT_EQ(at(two, "run/system"), Json("accelerate"));
+  EXPECT_EQ(at(two, "run/sharding/level"), Json("parameters"));
 }
 
 TEST(ImportFrameworks, MaxTextsMeshAndFlags) {

@@ -69,6 +69,94 @@ TEST(Mechanisms, OfTorchtitan) {
                 kUpdate});
 }
 
+// Accelerate's FSDP2: as torchtitan's, but the last block is let go too, and gradients, whole until
+// the last microbatch, travel in 16 bits.
+TEST(Mechanisms, OfAccelerate) {
+  expect_story("accelerate", {},
+               {"all-gather 0: <<2>> on data",
+                "copy parameters out after all-gather 0",
+                "embedding forward",
+                "all-gather 1: <2> on data",
+                "all-gather 2: <2> on data",
+                "copy parameters out after all-gather 1",
+                "layer forward 0",
+                "all-gather 3: <2> on data after layer forward 0",
+                "copy parameters out after all-gather 2",
+                "layer forward 1",
+                "copy parameters out after all-gather 3",
+                "layer forward 2",
+                "head forward",
+                "all-gather 4: <2> on data after layer forward 1",
+                "head backward",
+                "all-gather 5: <2> on data after layer forward 2",
+                "copy parameters out after all-gather 4",
+                "layer backward 2",
+                "reduce-scatter 0: <2> on data after layer backward 2",
+                "all-gather 6: <2> on data after layer backward 2",
+                "copy parameters out after all-gather 5",
+                "layer backward 1",
+                "reduce-scatter 1: <2> on data after layer backward 1",
+                "copy parameters out after all-gather 6",
+                "layer backward 0",
+                "reduce-scatter 2: <2> on data after layer backward 0",
+                "embedding backward",
+                "reduce-scatter 3: <<2>> on data after embedding backward",
+                kUpdate});
+  const Lines two = Story(lowered("accelerate", {"batch.global=8"})).lines;
+  EXPECT_EQ(with_part(two, "all-gather").size(),
+            2 * 7U + with_part(two, "after all-gather").size());
+  EXPECT_EQ(starting_with(two, "reduce-scatter").size(), 4U);
+}
+
+// NeMo AutoModel's FSDP2: torchtitan's order, gradients in fp32 with the last microbatch alone.
+TEST(Mechanisms, OfNemoAutomodel) {
+  EXPECT_EQ(Story(lowered("nemo-automodel", {})).lines, Story(lowered("torchtitan", {})).lines);
+  const auto reductions = [](const std::string& system) {
+    return starting_with(Story(lowered(system, {"batch.global=8"})).lines, "reduce-scatter").size();
+  };
+  EXPECT_EQ(reductions("nemo-automodel"), 4U);
+  EXPECT_EQ(reductions("torchtitan"), 8U);
+}
+
+// nanotron: DDP's buckets, the last ready first, beside the last microbatch's backward pass, in
+// fp32. ZeRO-1 all-reduces everything at once behind it, and gathers behind the update.
+TEST(Mechanisms, OfNanotron) {
+  const Lines passes = {"embedding forward", "layer forward 0",  "layer forward 1",
+                        "layer forward 2",   "head forward",     "head backward",
+                        "layer backward 2",  "layer backward 1", "layer backward 0",
+                        "embedding backward"};
+  const auto story = [&passes](const std::string& level) {
+    const Lines lines = Story(lowered("nanotron", {"gradients.bucket_mib=2", "batch.global=8",
+                                                   "sharding.level=" + level}))
+                            .lines;
+    EXPECT_TRUE(starting_with(lines, "reduce-scatter").empty());
+    EXPECT_EQ(Lines(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(passes.size())),
+              passes);
+    return lines;
+  };
+  const Lines buckets = starting_with(story("none"), "all-reduce");
+  EXPECT_GT(buckets.size(), 2U);
+  EXPECT_FALSE(waiting_for(buckets, "layer backward 2").empty());
+  const Lines sharded = story("optimizer");
+  const Lines whole = starting_with(sharded, "all-reduce");
+  ASSERT_EQ(whole.size(), 1U);
+  EXPECT_EQ(waiting_for(whole, "embedding backward"), whole);
+  EXPECT_EQ(sharded.back().rfind("all-gather", 0), 0U);
+}
+
+// The Trainer's DeepSpeed: ZeRO-2 reduces in every microbatch, in 16 bits and in line; ZeRO-3
+// gathers a parameter at a time, as deepspeed does.
+TEST(Mechanisms, OfTrainerDeepSpeed) {
+  const Lines lines =
+      Story(lowered("transformers-deepspeed", {"sharding.level=gradients", "batch.global=8"}))
+          .lines;
+  EXPECT_EQ(starting_with(lines, "all-reduce").size(), 2U);
+  const auto gathers = [](const std::string& system) {
+    return starting_with(Story(lowered(system, {"sharding.level=parameters"})).lines, "all-gather");
+  };
+  EXPECT_EQ(gathers("transformers-deepspeed").size(), gathers("deepspeed").size());
+}
+
 // FSDP as llm-foundry sets it: no forward prefetch, but the host runs ahead until two gathers are
 // in flight; BACKWARD_POST: the next gather is issued after a block's gradients and before their
 // reduction, in fp32, which every microbatch does.

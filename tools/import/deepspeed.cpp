@@ -190,8 +190,13 @@ Status finish_deepspeed(const FinishContext& context, Draft& draft) {
 Status finish_accelerate(const FinishContext& context, Draft& draft) {
   Json& run = draft.run;
   const std::string system = text_at(run, "job.type", "pytorch-ddp");
-  conclude(draft, "distributed_type", "system", Json(system));
-  if (system == "pytorch-fsdp") {
+  const bool fsdp = system == "pytorch-fsdp";
+  if (fsdp && whole_at(run, "job.fsdp", 1) == 2) {
+    conclude(draft, "fsdp_version", "system", Json("accelerate"));
+  } else {
+    conclude(draft, "distributed_type", "system", Json(system));
+  }
+  if (fsdp) {
     if (find_path(run, "job.strategy") == nullptr) set_path(run, "job.strategy", Json("full"));
     conclude_strategy(draft);
     if (const Json* reshard = find_path(run, "job.reshard")) {

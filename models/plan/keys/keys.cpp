@@ -30,6 +30,8 @@ PlanKeys run_keys() {
           .value("fsdp2", "torchtitan")
           .value("hf", "transformers")
           .value("huggingface", "transformers")
+          .value("trl", "accelerate")
+          .value("automodel", "nemo-automodel")
           .value("nemo", "megatron-lm")
           .value("megatron", "megatron-lm")
           .value("jax", "maxtext")
