@@ -43,6 +43,11 @@ Status check_tensors(const Program& program, const std::string& backend) {
       Refused{"mlp.activation.", "activations with weights"},
       Refused{"embedding.layers", "embeddings of every layer"},
       Refused{"head.transform", "a transform before the output matrix"},
+      Refused{"head.classes", "a head of classes"},
+      Refused{"head.narrow", "tables narrower than the hidden width"},
+      Refused{"embedding.widen", "tables narrower than the hidden width"},
+      Refused{"embedding.patches", "patches of images"},
+      Refused{"shared1.", "a block that several layers share"},
   };
   for (const Tensor& tensor : program.tensors) {
     for (const Refused& refused : kRefused) {

@@ -86,10 +86,11 @@ struct MicrobatchState {
   std::vector<FrameId> hidden;  ///< residual stream: before layer 0, after layer 0, ...
   std::vector<FrameId> saved;   ///< by layer
   FrameId embedding_saved, head_saved;
-  FrameId embedding_local;          ///< of its backward pass, where that is two
-  FrameId embedded, returned;       ///< where an earlier pass's output is added
-  FrameId memory, memory_gradient;  ///< the encoder's output, where a decoder reads it
-  FrameId gradient;                 ///< of the residual stream, as the backward pass comes down
+  FrameId embedding_local;     ///< of its backward pass, where that is two
+  FrameId embedded, returned;  ///< where an earlier pass's output is added
+  FrameId memory;              ///< the encoder's output, where a decoder reads it
+  FrameId memory_gradient;     ///< of that, or of the embedding that blocks of several layers read
+  FrameId gradient;            ///< of the residual stream, as the backward pass comes down
   /// Copies on the host or in storage of what layer `first` keeps: its input where `second`.
   std::map<std::pair<std::int64_t, bool>, FrameId> on_host;
   FrameId part;                ///< of what was sent, where that is all of it that is kept

@@ -100,15 +100,21 @@ void read_nested_delta(JsonReader& reader, Model& m) {
 void read_shared_block(const Json& json, JsonReader& reader, Model& m) {
   SharedBlock& s = m.hybrid.shared;
   s.blocks = 1;
-  reader.read("num_mem_blocks", s.blocks, kConfigSize);
+  reader.read("num_mem_blocks", s.blocks, JsonReader::IntRange{1, 255});
   reader.read("adapter_rank", s.rank, JsonReader::IntRange{0, kConfigSize.high});
   reader.read("use_shared_attention_adapter", s.attention_adapters);
   for (const char* key : {"hybrid_layer_ids", "attention_hidden_size"}) reader.ignore(key);
   const Json* list = json.find("layers_block_type");
   if (list == nullptr || list->array() == nullptr) return;
-  for (const Json& kind : *list->array()) {
-    s.uses += kind.string() != nullptr && *kind.string() == "hybrid" ? 1 : 0;
+  std::int64_t uses = 0;
+  LayerKind* last = nullptr;
+  for (std::size_t l = 0; l < std::min(list->array()->size(), m.hybrid.layers.size()); ++l) {
+    const std::string* kind = (*list->array())[l].string();
+    if (kind == nullptr || *kind != "hybrid") continue;
+    last = &m.hybrid.layers[l];
+    last->shared = static_cast<std::uint8_t>(1 + uses++ % s.blocks);
   }
+  if (last != nullptr) last->last_use = true;
 }
 
 }  // namespace foretrain

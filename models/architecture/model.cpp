@@ -352,9 +352,26 @@ bool Model::has_windowed(bool windowed) const {
   return false;
 }
 
+/// What a use of a shared block has of its own: h x h, and adapters down to the rank and up.
+static void add_block_use(const Model& model, std::vector<Parameter>& out) {
+  const SharedBlock& s = model.hybrid.shared;
+  const std::int64_t h = model.hidden;
+  add_rows(out, "block.way.weight", h, h, Init::kNormal);
+  if (s.rank == 0) return;
+  const auto adapter = [&](const std::string& name, std::int64_t rows, std::int64_t cols) {
+    add_rows(out, "adapter." + name + ".down.weight", s.rank, cols, Init::kNormal);
+    add_rows(out, "adapter." + name + ".up.weight", rows, s.rank, Init::kNormal);
+  };
+  if (s.attention_adapters) {
+    for (const char* name : {"q", "k", "v"}) adapter(name, 2 * h, 2 * h);
+  }
+  adapter("up", (model.gated() ? 2 : 1) * model.intermediate, h);
+}
+
 std::vector<Parameter> layer_parameters(const Model& whole, LayerKind kind) {
   std::vector<Parameter> out;
   const Model model = whole.of(kind);
+  if (kind.shared > 0) add_block_use(model, out);
   if (kind.mixer == Mixer::kMamba2) add_mamba(model, out);
   if (kind.mixer == Mixer::kConv) add_convolution(model, out);
   if (kind.mixer == Mixer::kDelta) add_delta(model, out);
@@ -430,7 +447,7 @@ std::vector<Parameter> block_parameters(const NetworkBlock& block) {
 std::vector<Parameter> embedding_parameters(const Model& model) {
   std::vector<Parameter> out;
   const Ends& e = model.ends;
-  const std::int64_t width = e.embedding_width > 0 ? e.embedding_width : model.hidden;
+  const std::int64_t width = table_width(model);
   if (e.patch > 0) {
     out.push_back({"embedding.patches.weight", width, e.patch, Split::kNone, Init::kNormal});
     out.push_back({"embedding.patches.bias", width, 1, Split::kNone, Init::kZeros});
@@ -448,10 +465,14 @@ std::vector<Parameter> embedding_parameters(const Model& model) {
         {"embedding.positions", model.positions, of_positions, Split::kNone, Init::kNormal});
   }
   if (model.embedding_norm) add_norm(model, "embedding.norm", width, out);
-  if (width == model.hidden) return out;
-  out.push_back({"embedding.widen.weight", model.hidden, width, Split::kNone, Init::kNormal});
-  if (e.embedding_bias) {
-    out.push_back({"embedding.widen.bias", model.hidden, 1, Split::kNone, Init::kZeros});
+  if (width != model.hidden) {
+    out.push_back({"embedding.widen.weight", model.hidden, width, Split::kNone, Init::kNormal});
+    if (e.embedding_bias) {
+      out.push_back({"embedding.widen.bias", model.hidden, 1, Split::kNone, Init::kZeros});
+    }
+  }
+  for (std::int64_t block = 1; block <= model.hybrid.shared.blocks; ++block) {
+    for (Parameter& p : shared_block_parameters(model, block)) out.push_back(std::move(p));
   }
   return out;
 }
@@ -460,8 +481,7 @@ std::vector<Parameter> head_parameters(const Model& model) {
   std::vector<Parameter> out;
   const Ends& e = model.ends;
   // Behind a transform the head works in the width of the tables.
-  const bool narrow = e.embedding_width > 0 && e.embedding_width != model.hidden;
-  const std::int64_t width = narrow && e.classes == 0 ? e.embedding_width : model.hidden;
+  const std::int64_t width = head_width(model);
   if (e.transform) {
     out.push_back({"head.transform.weight", width, model.hidden, Split::kNone, Init::kNormal});
     out.push_back({"head.transform.bias", width, 1, Split::kNone, Init::kZeros});
@@ -469,11 +489,19 @@ std::vector<Parameter> head_parameters(const Model& model) {
     out.push_back({"head.narrow.weight", width, model.hidden, Split::kNone, Init::kNormal});
   }
   if (e.final_norm) add_norm(model, "head.norm", e.transform ? width : model.hidden, out);
-  const std::int64_t rows = e.classes > 0 ? e.classes : model.vocabulary;
-  if (!model.tied_embeddings) {
-    out.push_back({"head.output", rows, width, Split::kRows, Init::kNormal});
+  if (e.classes > 0) {
+    out.push_back({"head.classes.weight", e.classes, width, Split::kNone, Init::kNormal});
+    if (model.biases.head) {
+      out.push_back({"head.classes.bias", e.classes, 1, Split::kNone, Init::kZeros});
+    }
+    return out;
   }
-  if (model.biases.head) out.push_back({"head.bias", rows, 1, Split::kRows, Init::kZeros});
+  if (!model.tied_embeddings) {
+    out.push_back({"head.output", model.vocabulary, width, Split::kRows, Init::kNormal});
+  }
+  if (model.biases.head) {
+    out.push_back({"head.bias", model.vocabulary, 1, Split::kRows, Init::kZeros});
+  }
   return out;
 }
 
@@ -489,16 +517,21 @@ std::vector<Parameter> prediction_parameters(const Model& model) {
   return out;
 }
 
-/// A block (Hugging Face's zamba2): the norm of 2 h columns, queries, keys and values of as many,
-/// the way back to h, a norm and a gated MLP. A use: h x h, and adapters down to the rank and up.
-std::int64_t shared_block_parameters(const Model& model) {
-  const SharedBlock& s = model.hybrid.shared;
+/// The norm of 2 h columns, queries, keys and values of as many, the way back to h, a norm and a
+/// gated MLP (Hugging Face's zamba2).
+std::vector<Parameter> shared_block_parameters(const Model& model, std::int64_t block) {
+  std::vector<Parameter> out;
+  const std::string at = "shared" + std::to_string(block) + ".";
   const std::int64_t h = model.hidden;
   const std::int64_t wide = 2 * h;
-  const std::int64_t block = wide + 3 * wide * wide + wide * h + h + 3 * h * model.intermediate;
-  std::int64_t use = h * h + s.rank * (h + 2 * model.intermediate);
-  if (s.attention_adapters) use += 3 * 2 * wide * s.rank;
-  return s.blocks * block + s.uses * use;
+  add_rows(out, at + "norm.weight", wide, 1, Init::kOnes);
+  add_rows(out, at + "qkv.weight", 3 * wide, wide, Init::kNormal);
+  add_rows(out, at + "projection.weight", h, wide, Init::kNormal);
+  add_rows(out, at + "mlp.norm.weight", h, 1, Init::kOnes);
+  add_rows(out, at + "mlp.up.weight", (model.gated() ? 2 : 1) * model.intermediate, h,
+           Init::kNormal);
+  add_rows(out, at + "mlp.down.weight", h, model.intermediate, Init::kNormal);
+  return out;
 }
 
 namespace {
@@ -524,7 +557,7 @@ std::int64_t parameter_count(const Model& model) {
     const std::int64_t layers = model.hybrid.one_layer ? 1 : of.layers;
     sum += layers * count(layer_parameters(model, of.kind));
   }
-  return sum + shared_block_parameters(model) + counted_parameters(model);
+  return sum + counted_parameters(model);
 }
 
 std::int64_t active_parameter_count(const Model& model) {
@@ -562,6 +595,10 @@ std::int64_t active_matrices(const Model& model, std::int64_t sequence) {
   for (const LayersOfKind& of : model.kinds(true)) {
     for (const Parameter& p : layer_parameters(model, of.kind)) {
       if (p.cols > 1 && !p.name.ends_with(".bias")) matrices += of.layers * active(model, p);
+    }
+    if (of.kind.shared == 0) continue;
+    for (const Parameter& p : shared_block_parameters(model, of.kind.shared)) {
+      if (p.cols > 1) matrices += of.layers * p.count();
     }
   }
   matrices += model.predict_layers * model.vocabulary * model.hidden;
@@ -607,6 +644,7 @@ double attention_width(const Model& model, bool narrow) {
   const double own = static_cast<double>(model.query_width() + model.value_width()) / 2;
   for (std::int64_t l = 0; l < model.layers + model.predict_layers; ++l) {
     const LayerKind kind = model.kind(l);
+    if (kind.shared > 0 && !narrow) out += 2 * static_cast<double>(model.hidden);
     if (!kind.attends() || model.windowed(l) != narrow) continue;
     if (alike || kind.shape == 0) {
       out += own;

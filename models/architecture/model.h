@@ -100,11 +100,11 @@ struct DeltaNet {
 };
 
 /// A transformer block on 2 x hidden columns, the stream and the embedding side by side, that
-/// several layers share (Zamba2): `blocks` of them take turns at `uses` layers, each of which has
-/// a linear of its own and low-rank adapters of `rank` to the block's MLP, or to queries, keys and
-/// values too. Counted, not lowered.
+/// several layers share (Zamba2): `blocks` of them take turns at layers, each of which has a linear
+/// of its own and low-rank adapters of `rank` to the block's MLP, or to queries, keys and values
+/// too.
 struct SharedBlock {
-  std::int64_t blocks = 0, uses = 0, rank = 0;
+  std::int64_t blocks = 0, rank = 0;
   bool attention_adapters = false;
   bool operator==(const SharedBlock&) const = default;
 };
@@ -128,6 +128,8 @@ struct LayerKind {
   Mixer mixer = Mixer::kAttention;
   FeedForward feed_forward = FeedForward::kMlp;
   std::uint16_t shape = 0;  ///< 0: the model's own; i: Hybrid::shapes[i - 1]
+  std::uint8_t shared = 0;  ///< which of the blocks that layers share stands before it; 0: none
+  bool last_use = false;    ///< no later layer has such a block
   /// It has queries, keys and values.
   bool attends() const { return mixer == Mixer::kAttention || mixer == Mixer::kBeside; }
   bool mixes() const { return mixer != Mixer::kNone; }
@@ -158,7 +160,7 @@ struct Hybrid {
   bool conv_bias = false;         ///< of them and of their linears
   std::vector<LayerKind> layers;  ///< the kind of each; empty: as experts say
   std::vector<LayerShape> shapes;
-  bool one_layer = false;  ///< all layers have the weights of one (ALBERT); counted, not lowered
+  bool one_layer = false;  ///< all layers have the weights of one (ALBERT)
   bool operator==(const Hybrid&) const = default;
 };
 
@@ -327,6 +329,15 @@ struct Model {
   bool has_windowed(bool windowed) const;
 };
 
+/// Columns of the tables of tokens.
+inline std::int64_t table_width(const Model& model) {
+  return model.ends.embedding_width > 0 ? model.ends.embedding_width : model.hidden;
+}
+/// Of the output matrix: behind a narrower table's matrix, or the hidden width.
+inline std::int64_t head_width(const Model& model) {
+  return model.ends.classes > 0 ? model.hidden : table_width(model);
+}
+
 /// Reads the keys of a `config.json` (see configs/README.md), or `image` and `layers`.
 /// Of BERT's parameters the pooler, the transform before the output matrix and the bias after it
 /// are left out (0.6 % of bert-large), and norms stand before what they stand after.
@@ -352,7 +363,7 @@ struct Parameter {
   std::vector<std::int64_t> sections = {};
   double deviation = 0.02;  ///< of what a kNormal starts with
   std::int64_t count() const { return rows * cols; }
-  /// Cut along the vocabulary.
+  /// Cut along the vocabulary; every rank holds a matrix of classes whole.
   bool is_table() const {
     return name == "embedding.tokens" || name == "head.output" || name == "head.bias";
   }
@@ -366,13 +377,14 @@ std::vector<Parameter> cross_parameters(const Model& model);
 std::vector<Parameter> turn_parameters(const Model& model);
 /// Parameters of a block of a network, in the order of use.
 std::vector<Parameter> block_parameters(const NetworkBlock& block);
-/// Token table, position table, embedding norm.
+/// Token table, position table, embedding norm; then the blocks that layers share.
 std::vector<Parameter> embedding_parameters(const Model& model);
-/// Final norm, the transform before it, the output matrix unless tied, and its bias.
+/// Final norm, the transform before it, the output matrix unless tied, and its bias; of a model
+/// that tells classes the matrix to them.
 std::vector<Parameter> head_parameters(const Model& model);
 
-/// Blocks that layers share, with what every use has of its own.
-std::int64_t shared_block_parameters(const Model& model);
+/// Of a block that layers share; they lie with those of the embedding.
+std::vector<Parameter> shared_block_parameters(const Model& model, std::int64_t block);
 
 /// What multi-token prediction adds to the head: for each later token the norms of its two inputs,
 /// the matrix that joins them and a final norm. Its layers are `predict_layers` more, its embedding

@@ -303,7 +303,10 @@ void read_ends(const Json& json, const ModelType& type, bool projected, bool pat
       e.classes = static_cast<std::int64_t>(names->object()->size());
     }
   }
+  if (e.classes > 0) m.tied_embeddings = false;  // a matrix of classes is no table
   if (!patches) return;
+  m.tied_embeddings = false;
+  e.masked = 1;  // the class token alone is read
   std::int64_t side = 16;
   std::int64_t channels = 3;
   std::int64_t image = 224;

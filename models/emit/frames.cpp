@@ -66,10 +66,16 @@ const LayerLayouts& kind_of(const Stage& stage, const Chunk& chunk, std::int64_t
                        [&kind](const LayerLayouts& one) { return one.kind == kind; });
 }
 
+/// Layers that hold parameters: all, or the first alone where all have its.
+static std::int64_t holding_layers(const Stage& stage, const Chunk& chunk) {
+  return stage.model.hybrid.one_layer ? std::min<std::int64_t>(1, chunk.layers) : chunk.layers;
+}
+
 std::vector<const LayerLayouts*> kinds_of(const Stage& stage, const Chunk& chunk) {
   std::vector<const LayerLayouts*> out;
   if (chunk.holders.expert) return out;
-  for (std::int64_t l = 0; l < chunk.layers; ++l) out.push_back(&kind_of(stage, chunk, l));
+  for (std::int64_t l = 0; l < holding_layers(stage, chunk); ++l)
+    out.push_back(&kind_of(stage, chunk, l));
   return out;
 }
 
@@ -93,6 +99,22 @@ template void parameter_frames(Stage&, LayerLayouts&, const std::string&,
                                const std::vector<Parameter>&);
 template void parameter_frames(Stage&, EndLayouts&, const std::string&,
                                const std::vector<Parameter>&);
+/// Tokens or patches of a microbatch, and their labels.
+static LayoutId inputs_layout(Stage& stage) {
+  if (stage.model.is_network()) return image_inputs(stage);
+  if (stage.model.is_encoder_decoder()) return paired_inputs(stage);
+  const Plan& plan = stage.plan;
+  LayoutWriter inputs("inputs", 0);
+  if (const std::int64_t patch = stage.model.ends.patch; patch > 0) {
+    inputs.add("patches", BufferKind::kInputs, plan.precision.compute,
+               (plan.tokens() - plan.micro_batch) * patch);
+  } else {
+    inputs.add("tokens", BufferKind::kInputs, DType::kInt64, plan.tokens());
+  }
+  inputs.add("labels", BufferKind::kInputs, DType::kInt64, plan.tokens());
+  return stage.builder.layout(inputs.layout());
+}
+
 void write_layouts(Stage& stage) {
   const auto hidden = [&stage](const char* name, bool saved) {
     LayoutWriter writer(name, 0);
@@ -108,12 +130,7 @@ void write_layouts(Stage& stage) {
     stage.holds.layer.hidden_gradient = stage.holds.layer.output_gradient =
         hidden("hidden gradient", false);
   }
-  LayoutWriter inputs("inputs", 0);
-  inputs.add("tokens", BufferKind::kInputs, DType::kInt64, stage.plan.tokens());
-  inputs.add("labels", BufferKind::kInputs, DType::kInt64, stage.plan.tokens());
-  stage.holds.inputs = stage.model.is_network()           ? image_inputs(stage)
-                       : stage.model.is_encoder_decoder() ? paired_inputs(stage)
-                                                          : stage.builder.layout(inputs.layout());
+  stage.holds.inputs = inputs_layout(stage);
   LayoutWriter scalars("scalars", 0);
   scalars.add("loss", BufferKind::kWorkspace, DType::kFp32, 1);
   scalars.add("gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
@@ -164,6 +181,7 @@ void write_layouts(Stage& stage) {
 void write_segments(Stage& stage) {
   if (stage.model.is_network()) return write_blocks(stage);
   if (stage.model.is_encoder_decoder()) return write_stacks(stage);
+  const bool shares = stage.model.hybrid.shared.blocks > 0;
   for (const LayersOfKind& of : stage.model.kinds(true)) {
     LayerLayouts& layer = stage.holds.kinds.emplace_back(stage.holds.layer);
     layer.kind = of.kind;
@@ -177,7 +195,7 @@ void write_segments(Stage& stage) {
       FrameLayout copies = quantized_layout(layer.parameters, stage.plan.precision);
       if (!copies.buffers.empty()) layer.quantized = stage.builder.layout(std::move(copies));
     }
-    write_layer_kinds(stage, layer);
+    if (!shares) write_layer_kinds(stage, layer);
   }
   for (EndLayouts* end : {&stage.holds.embedding, &stage.holds.head}) {
     end->hidden = stage.holds.layer.hidden;
@@ -185,7 +203,11 @@ void write_segments(Stage& stage) {
     end->inputs = stage.holds.inputs;
     end->scalars = stage.holds.scalars;
   }
+  if (shares) stage.holds.embedding.owners = {stage.holds.layer.hidden_gradient};
   write_end_parameters(stage);
+  if (!shares) return;
+  add_block_frames(stage);
+  for (LayerLayouts& layer : stage.holds.kinds) write_layer_kinds(stage, layer);
 }
 
 void write_end_parameters(Stage& stage) {
@@ -244,9 +266,10 @@ void write_ends(Stage& stage, bool embedding, bool head) {
         write_embedding(stage.builder, stage.model, stage.plan, stage.holds.embedding);
   }
   if (head) {
-    stage.segments.head =
-        write_head(stage.builder, stage.model, stage.plan, stage.holds.head,
-                   stage.model.tied_embeddings ? "embedding.tokens" : "head.output");
+    stage.segments.head = write_head(stage.builder, stage.model, stage.plan, stage.holds.head,
+                                     stage.model.ends.classes > 0  ? "head.classes.weight"
+                                     : stage.model.tied_embeddings ? "embedding.tokens"
+                                                                   : "head.output");
   }
 }
 
@@ -381,7 +404,7 @@ void place_parts(Stage& stage, Chunk& chunk) {
   const bool both_ends = chunk.has_embedding && chunk.has_head;
   std::int64_t cut = 0;
   std::int64_t shared = 0;
-  for (std::int64_t l = 0; l < chunk.layers; ++l) {
+  for (std::int64_t l = 0; l < holding_layers(stage, chunk); ++l) {
     cut += kind_of(stage, chunk, l).parameters.cut_elements;
     shared += kind_of(stage, chunk, l).parameters.shared_elements;
     chunk.factor_elements += factor_elements(kind_of(stage, chunk, l).parameters);
@@ -411,9 +434,15 @@ void place_parts(Stage& stage, Chunk& chunk) {
     return place(stage, l.parameters, l.weights, l.gradients, l.shared, l.shared_gradients, layer);
   };
   if (chunk.has_embedding) chunk.embedding = put(stage.holds.embedding, -1);
-  for (std::int64_t l = 0; l < chunk.layers; ++l) {
+  for (std::int64_t l = 0; l < holding_layers(stage, chunk); ++l) {
     chunk.parts.push_back(
         put(kind_of(stage, chunk, l), static_cast<std::int32_t>(chunk.first_layer + l)));
+  }
+  if (stage.model.hybrid.one_layer) {
+    // The first layer's backward pass is the last, so that it completes the gradients of all.
+    PartFrames again = chunk.parts.front();
+    again.cut_begin = again.cut_end;
+    chunk.parts.resize(static_cast<std::size_t>(chunk.layers), again);
   }
   if (borrowed) {
     chunk.head = head_with_table_of(stage, stage.holds.chunks.front(), total);

@@ -20,6 +20,12 @@ const LayerSegments& stack_segments(Stage& stage, Chunk& chunk, std::int64_t l);
 void bind_memory(Stage& stage, Chunk& chunk, MicrobatchState& passage, std::int64_t l,
                  bool backward, Call& call);
 
+// models/emit/shared_blocks.cpp
+/// Gives the kinds of layers with such a block its frames, once the embedding's layouts are there.
+void add_block_frames(Stage& stage);
+void bind_block(Stage& stage, const Chunk& chunk, MicrobatchState& passage, std::int64_t l,
+                bool backward, Call& call);
+
 // models/emit/network.cpp
 LayoutId image_inputs(Stage& stage);
 void write_blocks(Stage& stage);

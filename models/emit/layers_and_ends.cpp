@@ -192,6 +192,7 @@ void embedding_forward(Stage& stage, Chunk& chunk, MicrobatchState& passage, con
       waits_of(stage, task, s.forward)};
   bind_tied(stage, chunk, false, call);
   bind_part(stage, chunk, -1, &stage.holds.embedding, false, call);
+  if (stage.model.hybrid.shared.blocks > 0) call.frames.emplace_back();
   stage.builder.call(std::move(call));
 }
 
@@ -232,6 +233,7 @@ Call forward_call(Stage& stage, Chunk& chunk, MicrobatchState& passage, const Ta
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_loss(stage, chunk, l, call);
   bind_memory(stage, chunk, passage, l, false, call);
+  bind_block(stage, chunk, passage, l, false, call);
   bind_part(stage, chunk, l, nullptr, false, call);
   return call;
 }
@@ -355,6 +357,7 @@ void layer_backward(Stage& stage, Chunk& chunk, MicrobatchState& passage, TaskId
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_loss(stage, chunk, l, call);
   bind_memory(stage, chunk, passage, l, true, call);
+  bind_block(stage, chunk, passage, l, true, call);
   bind_part(stage, chunk, l, nullptr, true, call);
   if (s.weights.valid())
     stage.values.weights[{task.chunk, mb, l}] = for_weights(stage, call, s.weights);
@@ -389,6 +392,7 @@ void embedding_backward(Stage& stage, Chunk& chunk, MicrobatchState& passage, Ta
             waits_of(stage, task, s.backward)};
   bind_tied(stage, chunk, true, call);
   bind_part(stage, chunk, -1, &stage.holds.embedding, true, call);
+  if (stage.model.hybrid.shared.blocks > 0) call.frames.push_back(passage.memory_gradient);
   stage.builder.call(std::move(call));
   stage.values.done[id.index()] = done_at(local, s.done);
   passage.done = stage.values.done[id.index()].end;

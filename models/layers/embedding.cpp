@@ -1,9 +1,19 @@
 #include <algorithm>
 
 #include "models/layers/end_writer.h"
+#include "models/layers/ends/image_patches.h"
 
 namespace foretrain {
 namespace {
+
+/// Of a token's vectors for all layers.
+std::int64_t layers_width(const Model& model) { return model.layers * model.ends.layer_width; }
+/// Positions are added to what the matrix behind narrower tables gives, not to what it takes.
+bool wide_positions(const Model& model) { return model.positions > 0 && model.ends.wide_positions; }
+bool narrow_positions(const Model& model) {
+  return model.positions > 0 && !model.ends.wide_positions;
+}
+bool widens(const Model& model) { return model.ends.embedding_width > 0; }
 
 class EmbeddingWriter : EndWriter {
  public:
@@ -11,7 +21,13 @@ class EmbeddingWriter : EndWriter {
                   const EndLayouts& layouts)
       : EndWriter(builder, model, plan, layouts, "embedding", kEmbeddingSaved, kEmbeddingLocal),
         x_dropout(dropout_of(model, plan).hidden),
+        x_width(model.ends.embedding_width > 0 ? model.ends.embedding_width : x_hidden),
         x_join_group(plan.shares_vocabulary() ? kTensorGroup : x_vocabulary_group) {
+    if (model.ends.patch > 0) {
+      x_patches.emplace(model, plan,
+                        PatchParameters{norm("embedding.patches"), weight("embedding.class"),
+                                        gradient("embedding.class")});
+    }
     if (!plan.in_grid()) return;
     x_tokens = plan.tokens() / plan.tensor_depth;
     x_vocabulary_group =
@@ -38,11 +54,9 @@ class EmbeddingWriter : EndWriter {
   }
 
  private:
-  bool positions() const { return x_model.positions > 0; }
-  /// Of a token's vectors for all layers.
-  std::int64_t layers_width() const { return x_model.layers * x_model.ends.layer_width; }
-  std::int64_t position_elements() const {
-    return std::min(x_model.positions, x_plan.sequence_length) * x_hidden;
+  /// Of the table, what `rows` of the residual stream are added to.
+  std::int64_t position_elements(const Ref& rows) const {
+    return std::min(x_model.positions, x_plan.sequence_length) * (rows.count / x_rows);
   }
   /// Of the microbatch; with depth the rank's part of them.
   View tokens() const {
@@ -54,16 +68,18 @@ class EmbeddingWriter : EndWriter {
   }
 
   /// Something follows the look-up.
-  bool more() const { return positions() || x_model.embedding_norm || x_dropout > 0; }
+  bool more() const {
+    return x_model.positions > 0 || x_model.embedding_norm || widens(x_model) || x_dropout > 0;
+  }
 
   /// What all ranks look up, summed; none where the sum goes to another stage. The tensor ranks'
   /// sum is written to `rest`, another segment or `w`.
   Ref look_up(SegmentWriter& w, SegmentWriter& rest) {
     const Ref out = hidden(kEmbeddingHidden);
-    const std::int64_t full = x_tokens * x_hidden;
+    const std::int64_t full = x_tokens * x_width;
     const bool more = this->more();
     const Ref looked_up = cut() || more ? temp(x_forward, "embedded tokens", full) : out;
-    w.compute("embedding.tokens", vocabulary_kernel(KernelKind::kEmbedding, x_tokens, x_hidden),
+    w.compute("embedding.tokens", vocabulary_kernel(KernelKind::kEmbedding, x_tokens, x_width),
               {weight("embedding.tokens").view(), tokens()}, {looked_up.view()});
     Ref joined = looked_up;
     if (x_plan.shares_vocabulary()) {
@@ -79,7 +95,7 @@ class EmbeddingWriter : EndWriter {
     }
     if (partial()) {
       const Ref parts = joined;
-      joined = more ? temp(x_forward, "embedding joined", out.count) : out;
+      joined = more ? temp(x_forward, "embedding joined", x_rows * x_width) : out;
       const auto kind = scattered() ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
       const EventRef reduced =
           over(rest, x_join_group, Category::kTensor, "embedding.reduce",
@@ -92,33 +108,19 @@ class EmbeddingWriter : EndWriter {
   void write_forward(SegmentWriter& looks_up, SegmentWriter& w) {
     const Ref out = hidden(kEmbeddingHidden);
     if (x_at_end) look_up_layers(looks_up);
-    Ref joined = look_up(looks_up, w);
+    Ref at = x_patches ? x_patches->forward(looks_up, x_forward) : look_up(looks_up, w);
     if (!x_at_end) return;
-    if (positions()) {
-      Ref sum = out;
-      if (x_model.embedding_norm || x_dropout > 0) {
-        sum = temp(x_forward, "embedding sum", out.count);
-      }
-      w.compute("embedding.positions", token_kernel(KernelKind::kPositionsAdd),
-                {joined.view(), weight("embedding.positions").part(0, position_elements())},
-                {sum.view()});
-      joined = sum;
+    const bool drops = x_dropout > 0;
+    if (narrow_positions(x_model)) {
+      at = add_positions(w, at, x_model.embedding_norm || widens(x_model) || drops);
     }
-    if (x_model.embedding_norm) {
-      x_normed = x_saved.add("embedding norm in", BufferKind::kActivations,
-                             x_plan.precision.compute, out.count, true);
-      x_stats = x_saved.add("embedding norm statistics", BufferKind::kActivations, DType::kFp32,
-                            statistics(), true);
-      const Ref normed = x_dropout > 0 ? temp(x_forward, "embedding normed", out.count) : out;
-      w.compute("embedding.keep", kernel(KernelKind::kCast, x_rows, x_hidden), {joined.view()},
-                {x_normed.view()});
-      norm_forward(w, "embedding.norm", x_normed, normed, x_stats);
-      joined = normed;
-    }
-    if (x_dropout > 0) {
+    if (x_model.embedding_norm) at = write_norm(w, at, widens(x_model) || drops);
+    if (widens(x_model)) at = widen(w, at, wide_positions(x_model) || drops);
+    if (wide_positions(x_model)) at = add_positions(w, at, drops);
+    if (drops) {
       x_mask = x_saved.add("embedding dropout mask", BufferKind::kActivations, DType::kUint8,
                            out.count, true);
-      w.compute("embedding.dropout", dropout(KernelKind::kDropout), {joined.view()},
+      w.compute("embedding.dropout", dropout(KernelKind::kDropout), {at.view()},
                 {out.view(), x_mask.view()});
     }
     if (!more() && cut()) {
@@ -129,19 +131,56 @@ class EmbeddingWriter : EndWriter {
     w.record(EventRef{kEmbeddingHidden, kReady});
   }
 
+  WholeMatrix widening() const {
+    return {x_plan, "embedding.widen", norm("embedding.widen"), x_rows, x_hidden, x_width};
+  }
+
+  /// `more`: something follows.
+  Ref add_positions(SegmentWriter& w, const Ref& in, bool more) {
+    const Ref sum = more ? temp(x_forward, "embedding sum", in.count) : hidden(kEmbeddingHidden);
+    w.compute("embedding.positions", token_kernel(KernelKind::kPositionsAdd, in.count / x_rows),
+              {in.view(), weight("embedding.positions").part(0, position_elements(in))},
+              {sum.view()});
+    return sum;
+  }
+
+  Ref write_norm(SegmentWriter& w, const Ref& in, bool more) {
+    x_normed = x_saved.add("embedding norm in", BufferKind::kActivations, x_plan.precision.compute,
+                           in.count, true);
+    x_stats = x_saved.add("embedding norm statistics", BufferKind::kActivations, DType::kFp32,
+                          statistics(), true);
+    const Ref normed =
+        more ? temp(x_forward, "embedding normed", in.count) : hidden(kEmbeddingHidden);
+    w.compute("embedding.keep", kernel(KernelKind::kCast, x_rows, in.count / x_rows), {in.view()},
+              {x_normed.view()});
+    norm_forward(w, "embedding.norm", x_normed, normed, x_stats);
+    return normed;
+  }
+
+  /// From narrower tables to the hidden width; what the matrix reads is kept.
+  Ref widen(SegmentWriter& w, const Ref& in, bool more) {
+    x_narrow = keep("narrow embedding", x_plan.precision.compute, in.count);
+    w.compute("embedding.widen.keep", kernel(KernelKind::kCast, x_rows, x_width), {in.view()},
+              {x_narrow.view()});
+    const Ref wide =
+        more ? temp(x_forward, "wide embedding", x_rows * x_hidden) : hidden(kEmbeddingHidden);
+    widening().forward(w, x_narrow, wide);
+    return wide;
+  }
+
   /// A vector of every token for every layer, which the layers keep for their backward pass.
   void look_up_layers(SegmentWriter& w) {
     if (x_model.ends.layer_rows == 0) return;
     const Ref out =
-        keep("vectors of every layer", x_plan.precision.compute, x_tokens * layers_width());
-    w.compute("embedding.layers", kernel(KernelKind::kEmbedding, x_tokens, layers_width()),
+        keep("vectors of every layer", x_plan.precision.compute, x_tokens * layers_width(x_model));
+    w.compute("embedding.layers", kernel(KernelKind::kEmbedding, x_tokens, layers_width(x_model)),
               {weight("embedding.layers").view(), tokens()}, {out.view()});
   }
 
   /// What the layers write, then the table's gradient.
   void write_layers_gradient(SegmentWriter& w) {
     if (x_model.ends.layer_rows == 0 || !x_at_end) return;
-    const std::int64_t width = layers_width();
+    const std::int64_t width = layers_width(x_model);
     const Ref d = temp(x_backward, "d vectors of every layer", x_tokens * width);
     w.compute("embedding.layers.from_layers", kernel(KernelKind::kFill, x_tokens, width), {},
               {d.view()});
@@ -166,10 +205,22 @@ class EmbeddingWriter : EndWriter {
   Ref gradient_of_sum(SegmentWriter& w) {
     w.wait(EventRef{kEmbeddingHiddenGradient, kReady});
     Ref d = hidden(kEmbeddingHiddenGradient);
+    if (x_model.hybrid.shared.blocks > 0) {  // what the blocks that layers share read
+      const Ref sum = temp(x_backward, "d embedding of blocks too", d.count);
+      w.compute("embedding.blocks_gradient", kernel(KernelKind::kAdd, x_rows, x_hidden),
+                {d.view(), hidden(kEmbeddingFrames).view()}, {sum.view()});
+      d = sum;
+    }
     if (x_dropout > 0) {
       const Ref d_in = temp(x_backward, "d embedding dropout", d.count);
       w.compute("embedding.dropout_gradient", dropout(KernelKind::kResidualAddBackward),
                 {d.view(), x_mask.view()}, {d_in.view()});
+      d = d_in;
+    }
+    if (wide_positions(x_model)) write_position_gradient(w, d);
+    if (widens(x_model)) {
+      const Ref d_in = temp(x_backward, "d narrow embedding", x_rows * x_width);
+      widening().backward(w, x_narrow, d, d_in);
       d = d_in;
     }
     if (x_model.embedding_norm) {
@@ -177,18 +228,9 @@ class EmbeddingWriter : EndWriter {
       norm_gradient(w, "embedding.norm", norm("embedding.norm"), d, x_normed, x_stats, d_in);
       d = d_in;
     }
-    if (positions()) {
-      const Ref whole = gradient("embedding.positions");
-      const Ref used{whole.frame, whole.buffer, whole.dtype, position_elements()};
-      if (used.count < whole.count) clear(w, "embedding.positions.zero", whole);
-      std::vector<View> reads = {d.view()};
-      std::vector<View> writes;
-      add_gradients(x_plan, {used}, reads, writes);
-      w.compute("embedding.positions.gradient", token_kernel(KernelKind::kPositionsGrad),
-                std::move(reads), std::move(writes));
-    }
+    if (narrow_positions(x_model)) write_position_gradient(w, d);
     if (scattered()) {
-      const Ref full = temp(x_backward, "d embedding gathered", x_tokens * x_hidden);
+      const Ref full = temp(x_backward, "d embedding gathered", x_tokens * x_width);
       w.wait(over(w, x_join_group, Category::kTensor, "embedding.gather",
                   over_tensor(CollectiveKind::kAllGather, full.count, x_plan.precision.compute), d,
                   full));
@@ -197,12 +239,25 @@ class EmbeddingWriter : EndWriter {
     return d;
   }
 
+  void write_position_gradient(SegmentWriter& w, const Ref& d) {
+    const Ref whole = gradient("embedding.positions");
+    const Ref used{whole.frame, whole.buffer, whole.dtype, position_elements(d)};
+    if (used.count < whole.count) clear(w, "embedding.positions.zero", whole);
+    std::vector<View> reads = {d.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {used}, reads, writes);
+    w.compute("embedding.positions.gradient",
+              token_kernel(KernelKind::kPositionsGrad, d.count / x_rows), std::move(reads),
+              std::move(writes));
+  }
+
   void write_token_gradient(SegmentWriter& w, const Ref& d) {
+    if (x_patches) return x_patches->backward(w, d);
     // A tied table of this stage already holds the head's part of its gradient.
     const bool written =
         (x_model.tied_embeddings && x_plan.pipeline == 1) || x_model.is_encoder_decoder();
     write_table_gradient(w, "embedding.tokens",
-                         vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_hidden), d,
+                         vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_width), d,
                          written);
   }
 
@@ -242,8 +297,10 @@ class EmbeddingWriter : EndWriter {
   }
 
   double x_dropout;
-  const char* x_join_group;  ///< tensor ranks, each with its part of the sum
-  Ref x_normed, x_stats, x_mask;
+  std::int64_t x_width;                   ///< of the tables on this rank
+  const char* x_join_group;               ///< tensor ranks, each with its part of the sum
+  std::optional<ImagePatches> x_patches;  ///< in place of a table
+  Ref x_normed, x_stats, x_narrow, x_mask;
 };
 
 }  // namespace

@@ -39,8 +39,11 @@ class EndWriter {
   Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
     return kernel_of(kind, rows, cols, x_plan.precision.compute);
   }
-  /// The vocabulary is cut among ranks.
-  bool cut() const { return x_plan.in_grid() ? x_grid.has_value() : x_plan.vocabulary_parts() > 1; }
+  /// The rows of the table are cut among ranks.
+  bool cut() const {
+    if (x_vocabulary_group == nullptr) return false;
+    return x_plan.in_grid() ? x_grid.has_value() : x_plan.vocabulary_parts() > 1;
+  }
   /// Each of them holds a part of the sum that one stage's ranks need.
   bool partial() const { return x_plan.in_grid() ? x_grid.has_value() : x_plan.tensor > 1; }
   /// Each of them goes on with its tokens alone.
@@ -82,9 +85,9 @@ class EndWriter {
     if (cut()) out.split_over = x_builder.group(x_vocabulary_group);
     return out;
   }
-  /// One row a token of the residual stream.
-  Kernel token_kernel(KernelKind kind) const {
-    Kernel out = kernel(kind, x_rows, x_hidden);
+  /// One row a token of the residual stream, or `width` elements of it.
+  Kernel token_kernel(KernelKind kind, std::int64_t width = 0) const {
+    Kernel out = kernel(kind, x_rows, width > 0 ? width : x_hidden);
     if (x_plan.sequence) out.split_over = x_tensor;
     if (x_plan.in_grid()) out.split_over = x_builder.group(residual_axes(x_plan).tokens);
     return out;
@@ -156,13 +159,14 @@ class EndWriter {
     std::vector<View> writes = {d_in.view()};
     add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
     w.compute(name + ".gradient",
-              norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
+              norm_kernel(x_model, x_rows, in.count / x_rows, x_plan.precision.compute, true),
               std::move(reads), std::move(writes));
   }
   void norm_forward(SegmentWriter& w, const std::string& name, const Ref& in, const Ref& out,
                     const Ref& stats) {
     if (x_grid) return x_grid->norm(w, name, norm(name), in, out, stats);
-    w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
+    w.compute(name,
+              norm_kernel(x_model, x_rows, in.count / x_rows, x_plan.precision.compute, false),
               norm_reads(in, norm(name)), {out.view(), stats.view()});
   }
   std::int64_t statistics() const { return x_rows * norm_statistics(x_model); }
@@ -201,7 +205,7 @@ class EndWriter {
   std::int64_t x_hidden;  ///< columns of the residual stream on this rank
   bool x_at_end;
   std::optional<TensorGrid> x_grid;
-  const char* x_vocabulary_group = kTensorGroup;
+  const char* x_vocabulary_group = kTensorGroup;  ///< null: every rank has the whole matrix
 };
 
 }  // namespace foretrain

@@ -21,20 +21,30 @@ LossRows loss_rows(const Ref& exp, const Ref& sum, const Ref& target, const View
   return out;
 }
 
+const char* bias_name(const Model& model) {
+  return model.ends.classes > 0 ? "head.classes.bias" : "head.bias";
+}
+
 class HeadWriter : EndWriter {
  public:
   HeadWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
              const EndLayouts& layouts, std::string table)
       : EndWriter(builder, model, plan, layouts, "head", kHeadSaved, kHeadLocal),
         x_table(std::move(table)),
-        x_vocabulary(weight(x_table.c_str()).count / x_hidden),
-        x_all_rows(x_rows) {
+        x_width(head_width(model) == model.hidden ? x_hidden : head_width(model)),
+        x_vocabulary(weight(x_table.c_str()).count / x_width) {
+    x_selected.all_rows = x_rows;
+    if (model.ends.classes > 0) x_vocabulary_group = nullptr;
     if (plan.in_grid()) {
       x_tokens = x_rows;
       x_vocabulary_group = inner_axes(plan).columns;
     }
     if (plan.tensor_mode == TensorMode::k3D) x_vocabulary *= plan.side();
     if (model.ends.masked > 0) x_tokens = x_rows = plan.micro_batch * model.ends.masked;
+    if (x_width != x_hidden && !model.ends.transform) {
+      x_selected.narrowing.emplace(plan, "head.narrow", norm("head.narrow"), x_rows, x_width,
+                                   x_hidden);
+    }
     std::optional<GroupSlot> split;
     if (cut()) split = builder.group(x_vocabulary_group);
     x_loss.emplace(plan, x_vocabulary, branch(), split, model.ends.logit_cap);
@@ -125,7 +135,7 @@ class HeadWriter : EndWriter {
     Prediction p;
     Ref in = later ? Ref() : select_rows(w, hidden(kHeadHidden));
     if (!later && x_model.ends.transform) {
-      x_selected.transform.emplace(x_plan, norm("head.transform"), x_rows, x_model.hidden);
+      x_selected.transform.emplace(x_plan, norm("head.transform"), x_rows, x_model.hidden, x_width);
       in = x_selected.transform->forward(w, x_saved, in);
     }
     if (!later) x_selected.rows = in;
@@ -133,9 +143,9 @@ class HeadWriter : EndWriter {
       join_inputs(w, at, p);
       in = p.joined;
     }
-    keep_forward(at, p, in.count);
+    keep_forward(at, p, in);
     if (x_plan.loss.chunks > 0) {  // all else is done in the backward pass
-      norm_forward(w, at + "head.norm", in, p.normed, p.stats);
+      enter(w, at, p, in);
       p.ready = record_last(w, x_saved.event(at + "normed"));
       return p;
     }
@@ -148,18 +158,36 @@ class HeadWriter : EndWriter {
     return p;
   }
 
-  /// What every prediction keeps; `count` elements of its input.
-  void keep_forward(const std::string& at, Prediction& p, std::int64_t count) {
+  /// What every prediction keeps of its input.
+  void keep_forward(const std::string& at, Prediction& p, const Ref& in) {
+    const bool norms = x_model.ends.final_norm;
     if (x_at_end) {
-      p.y = keep(at + "head.norm out", branch(), count);
+      const std::int64_t count = in.count / x_hidden * x_width;
+      x_selected.wide = in;
+      if (norms && x_selected.narrowing) {
+        x_selected.wide = keep(at + "head.norm out, wide", branch(), in.count);
+      }
+      const bool direct = !norms && !x_selected.narrowing;
+      p.y = direct && !casts() ? in : keep(at + "head.norm out", branch(), count);
       p.normed = casts() ? temp(x_forward, at + "head.norm out in fp32", count) : p.y;
-      p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
+      if (direct) p.normed = in;
+      if (norms) p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
     }
     if (x_plan.loss.chunks > 0) return;
     p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
     p.rows.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
     if (x_loss->keeps_maximum()) p.rows.maximum = keep(at + "maximum", DType::kFp32, x_tokens);
     if (autocast()) x_cast = keep("output matrix in 16 bits", branch(), table().count);
+  }
+
+  /// From the rows that the head predicts, or what the transform makes of them, to what the output
+  /// matrix reads: normed, and as narrow as the tables.
+  void enter(SegmentWriter& w, const std::string& at, const Prediction& p, const Ref& in) {
+    const bool narrows = x_selected.narrowing.has_value();
+    if (x_model.ends.final_norm) {
+      norm_forward(w, at + "head.norm", in, narrows ? x_selected.wide : p.normed, p.stats);
+    }
+    if (narrows) x_selected.narrowing->forward(w, x_selected.wide, p.normed);
   }
 
   /// One number a token.
@@ -169,10 +197,10 @@ class HeadWriter : EndWriter {
   void write_logits(SegmentWriter& w, const std::string& at, Prediction& p, const Ref& in,
                     const Ref& maximum, const Ref& target, bool joined) {
     const Ref logits = temp(x_forward, at + "logits", branch(), x_tokens * x_vocabulary);
-    if (x_at_end) norm_forward(w, at + "head.norm", in, p.normed, p.stats);
-    if (casts()) write_casts(w, "head.output.cast_input", {}, x_hidden, p.normed, p.y);
+    if (x_at_end) enter(w, at, p, in);
+    if (casts()) write_casts(w, "head.output.cast_input", {}, x_width, p.normed, p.y);
     if (autocast()) {
-      write_casts(w, "head.output.cast_weight", {}, x_hidden, own_table(), x_cast);
+      write_casts(w, "head.output.cast_weight", {}, x_width, weight(x_table.c_str()), x_cast);
     }
     output_forward(w, at, p, head_input(w, at, p), logits);
     Ref wide;
@@ -188,7 +216,7 @@ class HeadWriter : EndWriter {
   /// The normed hidden states of all tokens.
   Ref head_input(SegmentWriter& w, const std::string& at, Prediction& p) {
     const DType type = x_plan.precision.compute;
-    const std::int64_t all = x_tokens * x_model.hidden;
+    const std::int64_t all = x_tokens * head_width(x_model);
     const bool shares = x_plan.shares_vocabulary();
     Ref y = p.y;
     if (x_plan.sequence || !x_at_end) {
@@ -228,7 +256,7 @@ class HeadWriter : EndWriter {
   }
 
   GridMatrix matrix() const {
-    GridMatrix out{weight(x_table.c_str()), gradient(x_table.c_str()), x_vocabulary, x_hidden};
+    GridMatrix out{weight(x_table.c_str()), gradient(x_table.c_str()), x_vocabulary, x_width};
     out.table = true;
     return out;
   }
@@ -237,8 +265,8 @@ class HeadWriter : EndWriter {
                       const Ref& logits) {
     if (!x_grid) {
       std::vector<View> reads = {y.view(), table().view()};
-      if (const Ref bias = weight("head.bias"); bias.valid()) reads.push_back(bias.view());
-      w.compute(at + "head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
+      if (const Ref bias = weight(bias_name(x_model)); bias.valid()) reads.push_back(bias.view());
+      w.compute(at + "head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_width),
                 std::move(reads), {logits.view()});
       return;
     }
@@ -254,11 +282,18 @@ class HeadWriter : EndWriter {
     const bool chunks = x_plan.loss.chunks > 0;
     const Ref d_logits =
         chunks ? Ref() : temp(x_backward, at + "d logits", branch(), x_tokens * x_vocabulary);
-    Ref d_y =
-        x_at_end ? temp(x_backward, at + "d head.norm out", branch(), x_rows * x_hidden) : Ref();
-    const Ref full = x_plan.sequence || x_plan.shares_vocabulary()
-                         ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
-                         : d_y;
+    Ref d_y;
+    if (x_at_end) {
+      const Ends& e = x_model.ends;
+      const bool reads_stream =
+          !e.final_norm && !e.transform && !x_selected.narrowing && e.masked == 0;
+      d_y = reads_stream ? hidden(kHeadHiddenGradient)
+                         : temp(x_backward, at + "d head.norm out", branch(), x_rows * x_width);
+    }
+    const Ref full =
+        x_plan.sequence || x_plan.shares_vocabulary()
+            ? temp(x_backward, at + "d head input full", x_tokens * head_width(x_model))
+            : d_y;
     if (chunks) {
       write_chunks(w, at, p, full, d_y);
       return write_norm_backward(w, at, p, d_y);
@@ -266,7 +301,7 @@ class HeadWriter : EndWriter {
     x_loss->gradient(w, x_backward, at,
                      loss_rows(p.exp, p.rows.sum, Ref(), labels(), x_tokens, p.rows.maximum),
                      d_logits);
-    if (const Ref bias = gradient("head.bias"); bias.valid()) {
+    if (const Ref bias = gradient(bias_name(x_model)); bias.valid()) {
       std::vector<View> reads = {d_logits.view()};
       std::vector<View> writes;
       add_gradients(x_plan, {bias}, reads, writes);
@@ -282,7 +317,7 @@ class HeadWriter : EndWriter {
     }
     if (casts()) {
       const Ref wide = temp(x_backward, "d head.norm out in fp32", d_y.count);
-      write_casts(w, "head.output.cast_input_gradient", {}, x_hidden, d_y, wide);
+      write_casts(w, "head.output.cast_input_gradient", {}, x_width, d_y, wide);
       d_y = wide;
     }
     write_norm_backward(w, at, p, d_y);
@@ -295,11 +330,25 @@ class HeadWriter : EndWriter {
       const bool some = x_model.ends.masked > 0;
       const Ref d_in = some ? temp(x_backward, "d masked rows", x_rows * x_model.hidden)
                             : hidden(kHeadHiddenGradient);
-      const Ref d_normed =
-          x_selected.transform ? temp(x_backward, "d head activation", x_rows * x_hidden) : d_in;
-      norm_gradient(w, "head.norm", norm("head.norm"), d_y, x_selected.rows, p.stats, d_normed);
-      if (x_selected.transform) x_selected.transform->backward(w, x_backward, d_normed, d_in);
-      if (some) scatter_rows(w, d_in, hidden(kHeadHiddenGradient), x_all_rows);
+      Ref d = d_y;
+      if (x_selected.narrowing) {
+        const Ref d_wide = x_model.ends.final_norm
+                               ? temp(x_backward, "d head.norm out, wide", x_rows * x_hidden)
+                               : d_in;
+        x_selected.narrowing->backward(w, x_selected.wide, d, d_wide);
+        d = d_wide;
+      }
+      if (x_model.ends.final_norm) {
+        const Ref d_normed =
+            x_selected.transform ? temp(x_backward, "d head activation", x_rows * x_width) : d_in;
+        norm_gradient(w, "head.norm", norm("head.norm"), d, x_selected.rows, p.stats, d_normed);
+        d = d_normed;
+      }
+      if (x_selected.transform) {
+        x_selected.transform->backward(w, x_backward, d, d_in);
+        d = d_in;
+      }
+      if (some) scatter_rows(w, d, hidden(kHeadHiddenGradient), x_selected.all_rows);
       return;
     }
     const Ref d_joined = temp(x_backward, at + "d joined", x_rows * x_model.hidden);
@@ -329,8 +378,8 @@ class HeadWriter : EndWriter {
     rows.maximum = row("maximum");
     rows.target = row("target logit");
     rows.labels = Ref{kHeadInputs, kLabels, DType::kInt64, x_tokens}.part(of.begin, of.rows);
-    const Ref in = y.range(of.begin * x_hidden, of.rows * x_hidden);
-    w.compute(at + "head.output", forward_gemm(x_plan, of.rows, x_vocabulary, x_hidden),
+    const Ref in = y.range(of.begin * x_width, of.rows * x_width);
+    w.compute(at + "head.output", forward_gemm(x_plan, of.rows, x_vocabulary, x_width),
               {in.view(), table().view()}, {rows.logits.view()});
     x_loss->maximum(w, at, rows);
     join(w, at + "loss.maximum.reduce", rows.maximum, true);
@@ -343,10 +392,10 @@ class HeadWriter : EndWriter {
     if (!x_loss->keeps_maximum()) given.maximum = Ref();
     x_loss->gradient(w, x_backward, at, given, d_logits);
     w.compute(at + "head.output.input_gradient",
-              input_gradient_gemm(x_plan, of.rows, x_vocabulary, x_hidden),
+              input_gradient_gemm(x_plan, of.rows, x_vocabulary, x_width),
               {d_logits.view(), table().view()},
-              {full.range(of.begin * x_hidden, of.rows * x_hidden).view()});
-    Gemm gemm = weight_gradient_gemm(x_plan, of.rows, x_vocabulary, x_hidden);
+              {full.range(of.begin * x_width, of.rows * x_width).view()});
+    Gemm gemm = weight_gradient_gemm(x_plan, of.rows, x_vocabulary, x_width);
     gemm.accumulate = p.joined.valid() || of.begin > 0;
     write_weight_gradient(w, x_plan, at + "head.output", gemm, d_logits, in,
                           gradient(x_table.c_str()));
@@ -359,7 +408,7 @@ class HeadWriter : EndWriter {
     const DType type = x_plan.precision.compute;
     Ref y = p.y;
     if (x_plan.sequence) {
-      y = temp(x_backward, at + "head input gathered", x_tokens * x_model.hidden);
+      y = temp(x_backward, at + "head input gathered", x_tokens * head_width(x_model));
       w.wait(p.ready);
       w.collective(at + "head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
                    {p.y.view()}, {y.view()});
@@ -384,14 +433,14 @@ class HeadWriter : EndWriter {
     EventRef gathered;
     SegmentWriter& later = w.of_weights();
     if (x_plan.sequence) {
-      y = temp(x_backward, at + "head input gathered", x_tokens * x_model.hidden);
+      y = temp(x_backward, at + "head input gathered", x_tokens * head_width(x_model));
       gathered = later.async_collective(at + "head.gather",
                                         over_tensor(CollectiveKind::kAllGather, y.count, type),
                                         {p.y.view()}, {y.view()});
       if (!x_plan.overlap.tensor_backward) later.wait(gathered);
     }
     w.compute(at + "head.output.input_gradient",
-              input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
+              input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_width),
               {d_logits.view(), table().view()}, {full.view()});
     EventRef reduced;
     if (cut()) {
@@ -402,7 +451,7 @@ class HeadWriter : EndWriter {
       if (!x_plan.overlap.tensor_backward) w.wait(reduced);
     }
     if (x_plan.overlap.tensor_backward && gathered.valid()) later.wait(gathered);
-    Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden);
+    Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_width);
     gemm.accumulate = p.joined.valid();
     write_weight_gradient(later, x_plan, at + "head.output", gemm, d_logits, y,
                           gradient(x_table.c_str()));
@@ -411,13 +460,13 @@ class HeadWriter : EndWriter {
 
   void input_gradient(SegmentWriter& w, const Ref& d_logits, const Ref& d_in) {
     w.compute("head.output.input_gradient",
-              input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
+              input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_width),
               {d_logits.view(), table().view()}, {d_in.view()});
   }
 
   void matrix_gradient(SegmentWriter& w, const Prediction& p, const Ref& d_logits) {
     write_weight_gradient(w, x_plan, "head.output",
-                          weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden), d_logits,
+                          weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_width), d_logits,
                           p.input, gradient(x_table.c_str()));
     w.record(done());
   }
@@ -472,7 +521,7 @@ class HeadWriter : EndWriter {
 
   Prediction spread_forward(SegmentWriter& w) {
     Prediction p;
-    keep_forward("", p, x_rows * x_hidden);
+    keep_forward("", p, hidden(kHeadHidden));
     p.target = keep("target logit", DType::kFp32, x_tokens);
     p.all = keep("sum of all exponentials", DType::kFp32, x_tokens);
     const Ref maximum = row("maximum");
@@ -569,19 +618,21 @@ class HeadWriter : EndWriter {
 
   bool autocast() const { return x_plan.precision.autocast; }
   bool casts() const { return autocast() && !x_plan.precision.fuses_casts; }
-  Ref own_table() const { return weight(x_table.c_str()); }
-  /// What products read: itself, or under autocast its 16-bit copy.
-  Ref table() const { return x_cast.valid() ? x_cast : own_table(); }
+  /// What products read: the matrix itself, or under autocast its 16-bit copy.
+  Ref table() const { return x_cast.valid() ? x_cast : weight(x_table.c_str()); }
 
   std::optional<LossWriter> x_loss;
   std::string x_table;
   Ref x_cast;
+  std::int64_t x_width;  ///< columns of the output matrix on this rank
   std::int64_t x_vocabulary;
-  std::int64_t x_all_rows;  ///< of the residual stream; x_rows are those that the head predicts
-  /// What the head's norm reads, and what stands before it.
+  /// What the head's norm reads, what stands before it and behind it.
   struct Selected {
+    std::int64_t all_rows = 0;  ///< of the residual stream; x_rows are those that the head predicts
     Ref rows;
+    Ref wide;  ///< what a matrix takes that narrows it
     std::optional<HeadTransform> transform;
+    std::optional<WholeMatrix> narrowing;
   };
   Selected x_selected;
   EventRef x_done;

@@ -14,6 +14,7 @@ class LayerWriter : LayerOps {
     x_b = declare(x_saved, x_forward);
     LayoutWriter again("", kSaved);
     declare(again, x_backward);  // the same places as in x_forward
+    if (x_mixers.before) x_b.input_gradient = scratch("d block sum", flat());
     x_quantizer.declare_weights(x_forward, x_backward);
     if (x_plan.overlap.tensor_slices > 1) return run_slices();
     SegmentWriter forward(x_builder, "layer forward" + x_name_suffix, x_forward);
@@ -114,6 +115,7 @@ class LayerWriter : LayerOps {
     begin(w, EventRef{kInput, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, true, false);
     x_gathered = false;
+    if (x_mixers.before) x_mixers.before->forward(w);
     if (x_layouts.kind.mixes()) {
       mixer_norm(w);
       forward_heads(w);
@@ -159,6 +161,7 @@ class LayerWriter : LayerOps {
     w.phase = Phase::kRecompute;
     x_gathered = false;
     if (x_slice == 0) w.pause("checkpoint.state", x_plan.checkpoint_time);
+    if (x_mixers.before && again.layer) x_mixers.before->forward(w);
     if (x_layouts.kind.mixes()) attention_again(w);
     if (x_layouts.kind.feeds()) branch_again(w);
     w.phase = Phase::kBackward;
@@ -348,6 +351,7 @@ class LayerWriter : LayerOps {
       const Ref& d = x_model.parallel_residual ? d_both : d_x2;
       backward_mixer(w, {d, d_x2, d_y2, d_context, d_qkv});
     }
+    if (x_mixers.before) x_mixers.before->backward(w, x_b.input_gradient);
     end(w, EventRef{kInputGradient, kReady});
   }
 

@@ -93,8 +93,15 @@ struct LayerSegments {
   LayoutId saved, local_forward, local_backward;
 };
 
+/// Of layers with a block that others share: the layouts of its formal frames, and its parameters
+/// among the embedding's.
+struct BorrowedBlock {
+  std::vector<LayoutId> block_frames;
+  ParameterLayouts borrowed, borrowed_gradients;
+};
+
 /// What all layers of a kind share.
-struct LayerLayouts {
+struct LayerLayouts : BorrowedBlock {
   LayerKind kind;
   bool windowed = false;  ///< its queries see only the model's window of keys
   LayoutId experts, expert_gradients;

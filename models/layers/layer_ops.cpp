@@ -33,6 +33,7 @@ SegmentId LayerOps::finish(SegmentWriter& writer, LayoutId saved, LayoutId local
     writer.segment().frames.push_back(l.experts);
     writer.segment().frames.push_back(l.expert_gradients);
   }
+  for (const LayoutId block : l.block_frames) writer.segment().frames.push_back(block);
   for (const LayoutId owner : l.owners) writer.segment().frames.push_back(owner);
   if (l.quantized.valid()) writer.segment().frames.push_back(l.quantized);
   capture(x_plan.captured, l.kind.sparse(), x_builder, writer.segment());

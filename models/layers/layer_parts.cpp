@@ -37,6 +37,10 @@ static std::string text_of_kind(LayerKind kind) {
                                   " with a selective scan",
                                   " with attention and a state space"};
   std::string out = kMixers.at(static_cast<std::size_t>(kind.mixer));
+  if (kind.shared > 0) {
+    out += std::string(kind.last_use ? " behind the last use of" : " behind") + " shared block " +
+           std::to_string(kind.shared);
+  }
   if (kind.shape > 0) out += " of shape " + std::to_string(kind.shape);
   if (kind.sparse()) out += " with experts";
   if (kind.feed_forward == FeedForward::kNone) out += " without a feed-forward";
@@ -130,6 +134,7 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
   if (layouts.kind.mixer == Mixer::kMamba1) {
     x_mixers.selective.emplace(builder, model, plan, layouts);
   }
+  if (layouts.kind.shared > 0) x_mixers.before.emplace(builder, model, plan, layouts);
   if (BesideCore::used(model, layouts.kind) && !model.is_latent()) {
     x_mixers.beside.emplace(builder, model, plan, layouts);
   }
@@ -187,6 +192,7 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   b.output = {kOutput, kHiddenBuffer, type, flat()};
   b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat()};
   b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat()};
+  if (x_mixers.before) b.input = x_mixers.before->declare(saved, local, x_again.layer);
   const bool parallel = x_model.parallel_residual;
   if (x_layouts.kind.mixes()) {
     declare_mixer(b, saved, local);

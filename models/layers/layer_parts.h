@@ -14,6 +14,7 @@
 #include "models/layers/mixers/latent_block.h"
 #include "models/layers/mixers/mamba_block.h"
 #include "models/layers/mixers/selective_block.h"
+#include "models/layers/mixers/shared_block.h"
 #include "models/layers/moe_block.h"
 #include "models/layers/tensor_grid.h"
 
@@ -76,7 +77,8 @@ struct MixerBlocks {
   std::optional<ConvBlock> conv;      ///< likewise
   std::optional<DeltaBlock> delta;
   std::optional<SelectiveBlock> selective;
-  std::optional<BesideCore> beside;  ///< the core of attention
+  std::optional<BesideCore> beside;       ///< the core of attention
+  std::optional<SharedBlockPart> before;  ///< in front of all else
   /// Calls `visit` with what stands in place of the core of attention; false if nothing does.
   template <typename Visit>
   bool replace_core(Visit visit) {
@@ -91,6 +93,7 @@ struct MixerBlocks {
   void write_to(LayoutWriter& local, Quantizer& quantizer) {
     if (latent) latent->write_to(local, quantizer);
     if (beside) beside->write_to(local, quantizer);
+    if (before) before->write_to(local, quantizer);
     replace_core([&](auto& core) { core.write_to(local, quantizer); });
   }
 };

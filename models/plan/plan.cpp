@@ -91,10 +91,12 @@ class PlanDeriver {
   void derive_sequence() {
     Plan& p = x_plan;
     if (p.tensor == 1 && p.tensor_depth == 1) p.tensor_mode = TensorMode::k1D;
-    const bool usual = !p.in_grid() && !x_model.is_encoder_decoder() && x_model.ends.masked == 0;
+    const bool usual = !p.in_grid() && !x_model.is_encoder_decoder() && x_model.ends.masked == 0 &&
+                       x_model.ends.classes == 0;
     p.tensors.sequence = p.tensors.any() && x_request.sequence.value_or(usual);
     p.sequence = p.tensor > 1 && x_request.sequence.value_or(usual);
     if (x_model.is_network()) p.sequence_length = 1;
+    if (x_model.ends.patch > 0) p.sequence_length = x_model.positions;
   }
 
   void derive_gradient_types() {
@@ -376,11 +378,19 @@ class PlanDeriver {
                                    text(x_model.ends.masked) +
                                    " that the model predicts of a sequence");
     }
-    if (x_model.ends.masked > 0 && (x_plan.sequence || x_plan.context > 1)) {
+    if (x_model.ends.masked > 0 && x_model.ends.classes == 0 &&
+        (x_plan.sequence || x_plan.context > 1)) {
       refuse(x_plan.sequence ? "parallel/sequence" : "parallel/context",
              "the head of masked tokens is not modelled with sequence or context parallelism; "
              "model.max_predictions_per_seq 0 predicts every token",
              ErrorKind::kUnsupported);
+    }
+    if (x_model.ends.classes > 0 && (x_plan.sequence || x_plan.context > 1)) {
+      refuse(
+          x_plan.sequence ? "parallel/sequence" : "parallel/context",
+          "a head of classes is not modelled with sequence or context parallelism: set " +
+              std::string(x_plan.sequence ? "parallel.sequence to false" : "parallel.context to 1"),
+          ErrorKind::kUnsupported);
     }
     const bool rows = x_plan.context_exchange == ContextExchange::kRingSelf;
     if (x_model.bidirectional && x_plan.context > 1 && !rows) {

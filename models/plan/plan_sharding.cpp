@@ -203,19 +203,26 @@ void check_buckets(const Model& model, const Plan& p, Violations& out) {
 
 }  // namespace
 
+/// No two layers multiply with the same weights.
+static bool has_own_weights(const Model& model) {
+  return !model.hybrid.one_layer && model.hybrid.shared.blocks == 0;
+}
+
 bool can_sum_after_pass(const Model& model, const Plan& p) {
   const bool plain =
       !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() && !model.is_network();
   const bool one_place = p.placement() == ChunkPlacement::kRound && !p.shares_vocabulary();
   // Slices of a microbatch add their gradients up.
   const bool in_turn = !p.splits_backward() && p.overlap.tensor_slices == 1;
-  return plain && one_place && in_turn && !p.by_units() && !p.reduces_each_pass();
+  return plain && one_place && in_turn && has_own_weights(model) && !p.by_units() &&
+         !p.reduces_each_pass();
 }
 
 void derive_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
   const bool wider = plan.precision.gradients != plan.precision.compute;
   const bool within = plan.recompute.parts > 1 || plan.overlap.tensor_slices > 1;
-  const bool only = plan.microbatches() == 1 && !within && model.predict_layers == 0;
+  const bool only =
+      plan.microbatches() == 1 && !within && has_own_weights(model) && model.predict_layers == 0;
   plan.adds_nothing = only && !wider && !plan.fused_accumulation;
   plan.fused_accumulation |= plan.adds_nothing;
   const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
@@ -226,7 +233,8 @@ void derive_accumulation(const Model& model, const GradientKeys& keys, Plan& pla
 
 bool can_copy_into_buckets(const Model& model, const Plan& p) {
   const bool plain = !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() &&
-                     !model.is_network() && model.ends.masked == 0 && model.predict_layers == 0;
+                     !model.is_network() && model.ends.masked == 0 && model.predict_layers == 0 &&
+                     has_own_weights(model);
   const bool own_passes = p.splits_backward() || p.shares_vocabulary() || p.sums_after_pass ||
                           p.overlap.tensor_slices > 1 || p.forwards > 1;
   const bool one_place = p.placement() == ChunkPlacement::kRound;

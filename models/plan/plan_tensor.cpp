@@ -160,15 +160,9 @@ void check_slices(const Model& m, const Plan& p, Violations& out) {
 /// Parts of a model that are counted and not lowered.
 void check_counted(const Model& m, Violations& out) {
   const std::pair<bool, std::string> parts[] = {
-      {m.hybrid.shared.blocks > 0, "a block that several layers share"},
-      {m.ends.patch > 0, "patches of images in place of tokens"},
-      {m.ends.embedding_width > 0, "tables narrower than the hidden width"},
-      {m.ends.classes > 0, "a head of " + text(m.ends.classes) + " classes"},
       {m.latent.index_heads > 0, "an indexer that chooses the keys of a query"},
       {m.attention.value_dim > 0, "values of another width than keys"},
-      {m.hybrid.one_layer, "layers that share their weights"},
-      {!m.notes.not_lowered.empty(), m.notes.not_lowered},
-      {!m.ends.final_norm, "a last layer without a norm behind it"}};
+      {!m.notes.not_lowered.empty(), m.notes.not_lowered}};
   std::vector<std::string> found;
   for (const auto& [has, name] : parts) {
     if (has) found.push_back(name);
@@ -204,6 +198,29 @@ void check_mixers(const Model& m, const Plan& p, Violations& out) {
   if (delta) check_heads(p, "delta net", h.delta.value_heads, h.delta.key_heads, out);
 }
 
+/// Weights that several layers multiply with: one stage holds them, and their gradients add up over
+/// the layers of a pass.
+void check_common_weights(const Model& m, const Plan& p, Violations& out) {
+  const bool blocks = m.hybrid.shared.blocks > 0;
+  if (!blocks && !m.hybrid.one_layer) return;
+  out.beside(
+      blocks ? "a model whose layers share a block" : "a model whose layers share weights",
+      {{p.pipeline > 1, "parallel/pipeline", "several pipeline stages"},
+       {p.by_units(), "sharding/level", "sharded gradients or parameters in units"},
+       {p.writes_fresh(), "gradients", "gradients that each pass writes anew"},
+       {p.splits_backward(), "schedule", "backward passes in two parts"},
+       {p.precision.low(), "precision", "less than 16 bits"},
+       {p.recompute.in_blocks(), "recompute", "blocks of layers that are computed again"},
+       {p.offload.activation_layers > 0, "offload/activation_layers", "activations on the host"}});
+  if (!blocks) return;
+  out.beside("a model whose layers share a block",
+             {{p.tensor > 1, "parallel/tensor", "several tensor ranks"},
+              {p.context > 1, "parallel/context", "several context ranks"},
+              {p.precision.autocast, "kernels/autocast", "autocast"},
+              {p.attention == AttentionKernel::kUnfused, "kernels/attention",
+               "attention that stores its scores: set kernels.attention to flash"}});
+}
+
 /// Models whose layers are not all attention and a feed-forward, each with a norm before it.
 void check_hybrid(const Model& m, const Plan& p, Violations& out) {
   check_counted(m, out);
@@ -216,13 +233,14 @@ void check_hybrid(const Model& m, const Plan& p, Violations& out) {
               {p.overlap.tensor_slices > 1, "overlap/tensor_slices", "slices of a microbatch"},
               {p.overlap.passes, "overlap/passes", "passes that run beside each other"},
               {p.recompute.parts > 1, "recompute/co_shard", "parts of a layer"},
-              {m.ends.transform && p.shares_vocabulary(), "schedule",
-               "a vocabulary that all stages share"},
+              {(m.ends.transform || !m.ends.plain() || !m.ends.final_norm) && p.shares_vocabulary(),
+               "schedule", "a vocabulary that all stages share"},
               {m.experts.more.latent > 0 && p.overlap.expert, "overlap/expert",
                "shared experts beside the exchange of latent tokens"},
               {p.context > 1 && mixes, "parallel/context",
                "context parallelism of a state space or convolution"}});
   check_mixers(m, p, out);
+  check_common_weights(m, p, out);
 }
 
 /// More than layers of attention and a feed-forward, each with a norm before it, between a table

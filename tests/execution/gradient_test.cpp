@@ -137,6 +137,18 @@ TEST(Gradients, OtherNormsAndMixersAreRefused) {
   refused([](Model& m) { m.qk_norm = true, m.norms.heads = HeadNorms::kWidth; }, llama);
   refused([](Model& m) { m.ends.layer_rows = 10, m.ends.layer_width = 4; }, llama);
   refused([](Model& m) { m.attention.key_is_value = true; }, llama);
+  refused([](Model& m) { m.ends.classes = 3; }, llama);
+  refused([](Model& m) { m.ends.embedding_width = m.hidden / 2; }, llama);
+  refused(
+      [](Model& m) {
+        m.kv_heads = m.heads;
+        m.hybrid.shared.blocks = 1;
+        m.hybrid.layers.assign(static_cast<std::size_t>(m.layers), {Mixer::kMamba2});
+        m.hybrid.layers[0].shared = 1;
+        m.hybrid.layers[0].last_use = true;
+        m.hybrid.state_space = {4, 8, 8, 1, 4, 4};
+      },
+      llama);
   const std::size_t layers = static_cast<std::size_t>(llama.layers);
   refused(
       [layers](Model& m) {

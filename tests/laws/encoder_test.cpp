@@ -79,5 +79,112 @@ TEST(Encoder, Conventions) {
   EXPECT_EQ(c.causal, c.full);
 }
 
+/// Of the text of a `config.json`.
+Model model_of(const char* text) {
+  return read_model(parse_json(text, "model").value(), "model", "").value();
+}
+
+Model vit_base() {
+  return model_of(R"({"model_type": "vit", "num_hidden_layers": 2, "hidden_size": 768,
+      "num_attention_heads": 12, "intermediate_size": 3072, "image_size": 224, "patch_size": 16,
+      "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})");
+}
+
+/// ELECTRA small's discriminator: tables of 128 columns, one class a token.
+Model electra_small() {
+  return model_of(R"({"model_type": "electra", "num_hidden_layers": 2, "hidden_size": 256,
+      "num_attention_heads": 4, "intermediate_size": 1024, "max_position_embeddings": 512,
+      "type_vocab_size": 2, "vocab_size": 30522, "embedding_size": 128, "hidden_act": "gelu",
+      "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})");
+}
+
+/// OPT 350M: tables of 512 columns, positions of 1,024, no norm behind the last layer.
+Model opt_350m() {
+  return model_of(R"({"model_type": "opt", "num_hidden_layers": 2, "hidden_size": 1024,
+      "num_attention_heads": 16, "ffn_dim": 4096, "max_position_embeddings": 2048,
+      "vocab_size": 50272, "word_embed_proj_dim": 512, "do_layer_norm_before": false,
+      "activation_function": "relu", "dropout": 0.0})");
+}
+
+Workload lowered(const Model& model, PlanDegrees degrees, std::int64_t micro) {
+  Plan plan = small_plan(model, degrees, 1);
+  plan.micro_batch = micro;
+  plan.global_batch = micro * degrees.data;
+  if (model.ends.patch > 0) plan.sequence_length = model.positions;
+  Workload out = lower(model, plan);
+  const Status status = verify(out);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return out;
+}
+
+/// Multiply-adds of the products of a rank of stage `stage` whose names begin so.
+std::int64_t products(const Workload& workload, const std::string& prefix, std::size_t stage = 0) {
+  double sum = 0;
+  const Program& program = workload.programs[stage];
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const Work& work = program.works[op.work.index()];
+      const bool named = std::string_view(op.name).starts_with(prefix);
+      if (named && std::holds_alternative<Gemm>(work)) sum += flops_of(work);
+    }
+  }
+  return static_cast<std::int64_t>(sum / 2);
+}
+
+// 196 patches of 3 x 16 x 16 numbers go through a matrix, without a gradient of the image; a class
+// token stands before them, and the head reads it alone. Every tensor rank does both ends.
+TEST(Images, ArePatchesAndAClass) {
+  const Model model = vit_base();
+  EXPECT_EQ(model.positions, 197);
+  EXPECT_EQ(model.ends.masked, 1);
+  for (const std::int64_t tensor : {1, 2}) {
+    const Workload workload = lowered(model, {tensor, 1, 1, 1}, 4);
+    EXPECT_EQ(products(workload, "embedding.patches"), std::int64_t{2} * 4 * 196 * 768 * 768);
+    EXPECT_EQ(products(workload, "head.output"), 3 * 4 * 768 * 1000);
+    EXPECT_EQ(products(workload, "mlp.up"), std::int64_t{2} * 3 * 4 * 197 * 768 * 3072 / tensor);
+  }
+}
+
+TEST(Images, AreCutAmongStages) {
+  const Workload workload = lowered(vit_base(), {1, 2, 1, 1}, 4);
+  EXPECT_EQ(products(workload, "embedding.patches", 0), std::int64_t{2} * 4 * 196 * 768 * 768);
+  EXPECT_EQ(products(workload, "head.output", 0), 0);
+  EXPECT_EQ(products(workload, "embedding.patches", 1), 0);
+  EXPECT_EQ(products(workload, "head.output", 1), 3 * 4 * 768 * 1000);
+}
+
+// A matrix widens what the tables give; the discriminator's head is a matrix of the hidden width
+// and a row for the class, of every token.
+TEST(NarrowTables, AreWidenedBeforeTheFirstLayer) {
+  const std::int64_t tokens = 128;
+  for (const std::int64_t tensor : {1, 2}) {
+    const Workload workload = lowered(electra_small(), {tensor, 1, 1, 1}, 1);
+    EXPECT_EQ(products(workload, "embedding.widen"), 3 * tokens * 128 * 256);
+    EXPECT_EQ(products(workload, "head.transform"), 3 * tokens * 256 * 256);
+    EXPECT_EQ(products(workload, "head.output"), 3 * tokens * 256);
+  }
+}
+
+TEST(NarrowTables, AreMultipliedWithInTheirWidth) {
+  const std::int64_t tokens = 128;
+  for (const std::int64_t tensor : {1, 2}) {
+    const Workload workload = lowered(opt_350m(), {tensor, 1, 1, 1}, 1);
+    EXPECT_EQ(products(workload, "embedding.widen"), 3 * tokens * 512 * 1024);
+    EXPECT_EQ(products(workload, "head.narrow"), 3 * tokens * 512 * 1024);
+    const std::int64_t rows = round_up(50272, 128 * tensor) / tensor;
+    EXPECT_EQ(products(workload, "head.output"), 3 * tokens * 512 * rows);
+  }
+}
+
+// No norm stands behind OPT 350M's last layer.
+TEST(NarrowTables, NeedNoLastNorm) {
+  const Workload workload = lowered(opt_350m(), {1, 1, 1, 1}, 1);
+  for (const Segment& segment : workload.programs[0].segments) {
+    for (const Op& op : segment.ops) {
+      EXPECT_EQ(std::string_view(op.name).find("head.norm"), std::string_view::npos);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -417,6 +417,11 @@ TEST(Blocks, LowerUnderEveryCut) {
   add([](Model& m) { m.attention.gate = OutputGate::kElements, m.position = Position::kNone; },
       llama);
   add([](Model& m) { m.ends.transform = m.biases.head = true; }, llama);
+  add([](Model& m) { m.ends.final_norm = false; }, llama);
+  for (const bool transform : {false, true}) {
+    add([transform](Model& m) { m.ends.embedding_width = 64, m.ends.transform = transform; },
+        llama);
+  }
   for (const Model& model : models) {
     const bool whole = model.has_mixer(Mixer::kMamba1) || model.hybrid.delta.by_channel();
     for (const std::int64_t tensor : {1, 2}) {
