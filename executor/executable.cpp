@@ -169,10 +169,13 @@ Status check_work(const Workload& workload, std::size_t program, const std::stri
   if (std::holds_alternative<Convolution>(work))
     return refuse(backend, work, "it is only simulated");
   FT_TRY(check_mixer(workload, backend, work));
-  if (const auto* attention = std::get_if<Attention>(&work);
-      attention != nullptr && attention->score.cap > 0 &&
-      attention->step != AttentionStep::kWhole) {
-    return refuse(backend, work, "soft caps in ring self-attention are only simulated");
+  if (const auto* attention = std::get_if<Attention>(&work)) {
+    if (attention->score.cap > 0 && attention->step != AttentionStep::kWhole) {
+      return refuse(backend, work, "soft caps in ring self-attention are only simulated");
+    }
+    if (attention->value_width() != attention->head_dim) {
+      return refuse(backend, work, "values of another width than keys are only simulated");
+    }
   }
   if (const auto* kernel = std::get_if<Kernel>(&work)) {
     if (!is_executed(kernel->kind)) return refuse(backend, work, "it is only simulated");

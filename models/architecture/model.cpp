@@ -105,7 +105,7 @@ void add_latent_attention(const Model& model, std::vector<Parameter>& out) {
   out.push_back({"attention.kv_up.weight", model.heads * (l.nope + l.value), l.kv_rank,
                  Split::kRows, Init::kNormal});
   if (l.index_heads > 0) {
-    out.push_back({"attention.index.q.weight", l.index_heads * l.index_dim, q_in, Split::kRows,
+    out.push_back({"attention.index.q.weight", l.index_heads * l.index_dim, q_in, Split::kNone,
                    Init::kNormal});
     out.push_back({"attention.index.k.weight", l.index_dim, h, Split::kNone, Init::kNormal});
     norm("attention.index.norm.weight", l.index_dim);
@@ -656,6 +656,21 @@ double attention_width(const Model& model, bool narrow) {
   return out;
 }
 
+/// FLOPs a token of indexers that score all `keys` that a token sees, of which they choose some:
+/// once forward, and for gradients twice those of the chosen.
+void add_indexers(const Model& model, std::int64_t keys, FlopConventions& out) {
+  const LatentAttention& l = model.latent;
+  if (l.index_heads == 0) return;
+  const auto layers = static_cast<double>(model.layers + model.predict_layers);
+  const double pair = layers * 2 * static_cast<double>(l.index_heads * l.index_dim);
+  const auto all = static_cast<double>(keys);
+  const auto chosen = static_cast<double>(std::min(keys, l.index_keys));
+  const double seen = chosen - chosen * chosen / (2 * all);
+  out.causal += pair * (all / 2 + 2 * seen);
+  out.full += pair * (all + 2 * chosen);
+  out.recomputed += pair * (2 * all + 2 * chosen);
+}
+
 /// FLOPs a token of the scans of all layers.
 void add_scans(const Model& model, FlopConventions& out) {
   const Hybrid& h = model.hybrid;
@@ -708,8 +723,9 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
   for (const bool narrow : {false, true}) {
     const double width = attention_width(model, narrow);
     for (const std::int64_t length : lengths) {
-      const bool windowed = narrow && model.sliding_window < length;
-      const auto keys = static_cast<double>(windowed ? model.sliding_window : length);
+      std::int64_t most = narrow ? model.sliding_window : length;
+      if (model.latent.index_heads > 0) most = std::min(most, model.latent.index_keys);
+      const auto keys = static_cast<double>(std::min(most, length));
       // Keys that a query sees on average under the causal mask: s/2 without a window.
       const double hidden = keys * keys / (2 * static_cast<double>(length));
       const double seen = model.bidirectional ? keys : keys - hidden;
@@ -720,6 +736,7 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
     }
   }
   add_scans(model, out);
+  add_indexers(model, sequence, out);
   const auto p = static_cast<double>(active_matrices(model, sequence));
   const auto t = static_cast<double>(tokens);
   return {t * (6 * p + out.causal), t * (6 * p + out.full), t * (8 * p + out.recomputed)};

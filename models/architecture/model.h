@@ -49,8 +49,8 @@ struct Experts {
 /// projections; `rope` elements of a key are shared by all heads. kv_rank 0: plain attention.
 struct LatentAttention {
   std::int64_t q_rank = 0, kv_rank = 0, nope = 0, rope = 0, value = 0;
-  /// Of an indexer, which chooses the keys that a query sees (DeepSeek-V3.2); counted, not lowered.
-  std::int64_t index_heads = 0, index_dim = 0;
+  /// Of an indexer, which chooses the `index_keys` keys that a query sees (DeepSeek-V3.2).
+  std::int64_t index_heads = 0, index_dim = 0, index_keys = 2048;
   bool operator==(const LatentAttention&) const = default;
 };
 
@@ -199,7 +199,7 @@ struct AttentionExtras {
   double rotary_share = 1;    ///< of a head, what rotary positions turn
   bool key_is_value = false;  ///< values are the keys before their norm: no matrix of their own
   OutputGate gate = OutputGate::kNone;
-  std::int64_t value_dim = 0;  ///< of a head's values, where not head_dim; counted, not lowered
+  std::int64_t value_dim = 0;  ///< of a head's values, where not head_dim
   double score_cap = 0;        ///< soft cap of scores; 0: none
   bool plain() const { return !key_is_value && gate == OutputGate::kNone; }
   bool operator==(const AttentionExtras&) const = default;

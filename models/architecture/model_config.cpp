@@ -550,9 +550,13 @@ class ModelReader {
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;
     }
-    const Json* chunk = x_json.find("attention_chunk_size");
-    if (chunk != nullptr && chunk->is_null()) m.attention_chunk = 0;
-    x_reader.read("attention_chunk_size", m.attention_chunk, JsonReader::IntRange{1, kMost});
+    const std::vector<std::string>& ignored = x_config.type.ignored;
+    const char* const kChunk = "attention_chunk_size";
+    if (std::find(ignored.begin(), ignored.end(), kChunk) == ignored.end()) {
+      const Json* chunk = x_json.find(kChunk);
+      if (chunk != nullptr && chunk->is_null()) m.attention_chunk = 0;
+      x_reader.read(kChunk, m.attention_chunk, JsonReader::IntRange{1, kMost});
+    }
     if (is("stack_parts")) m.sliding_window = 0;  // no stack here has layers with a window
     if (!m.notes.not_lowered.empty() || is("stack_parts")) {
       x_reader.take("layer_types");

@@ -250,7 +250,7 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
     reader.read("index_n_heads", l.index_heads, kConfigSize);
     l.index_dim = 128;
     reader.read("index_head_dim", l.index_dim, kConfigSize);
-    reader.ignore("index_topk");
+    reader.read("index_topk", l.index_keys, kConfigSize);
   }
   m.head_dim = l.nope + l.rope;
   m.kv_heads = m.heads;

@@ -27,12 +27,19 @@ Attention ContextParts::core(bool backward) const {
   a.kv_heads = x_kv_heads;
   a.q_len = a.kv_len = local_length();
   a.head_dim = x_model.head_dim;
-  if (x_mixers.latent) a.value_dim = x_model.latent.value;
+  a.value_dim = x_mixers.latent ? x_model.latent.value : x_model.attention.value_dim;
   a.causal = !x_model.bidirectional;
   a.alibi = x_model.position == Position::kAlibi;
   a.dropout = x_dropout.attention;
   const bool windowed = x_layouts.windowed && x_model.sliding_window < x_plan.sequence_length;
   a.window = windowed ? x_model.sliding_window : 0;
+  if (IndexBlock::used(x_model)) {  // on the latent vectors, one key for all heads
+    a.kv_heads = 1;
+    a.value_dim = x_model.latent.kv_rank;
+    a.head_dim = a.value_dim + x_model.latent.rope;
+    const std::int64_t keys = IndexBlock::keys(x_model, x_plan);
+    if (keys < x_plan.sequence_length) a.window = keys;
+  }
   a.documents = x_plan.documents;
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.attention();

@@ -368,6 +368,9 @@ class LayerWriter : LayerOps {
       backward_row(w, names.out, x_projection, d_out, x_b.mask1, x_b.context_x.kept, d.context);
     }
     const Ref d_qkv = backward_core(w, d.context, d.qkv);
+    if (x_mixers.index) {
+      x_mixers.index->backward(w, x_b.y1, x_mixers.latent->query_input(x_b.y1));
+    }
     Ref d_y1;
     if (shares_input()) {  // the feed-forward's gradient is added to
       d_y1 =

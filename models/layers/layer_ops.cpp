@@ -127,6 +127,9 @@ void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
 }
 
 void LayerOps::forward_core(SegmentWriter& w) {
+  if (x_mixers.index) {
+    x_mixers.index->forward(w, x_b.y1, x_mixers.latent->query_input(x_b.y1), x_b.qkv);
+  }
   if (x_mixers.replace_core([&](auto& core) { core.forward(w, x_b.qkv, x_b.context); })) {
     // done
   } else if (x_plan.context > 1) {

@@ -143,6 +143,7 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
   if (layouts.kind.sparse()) x_moe.emplace(builder, model, plan, layouts, x_again);
   if (!model.is_latent() || layouts.kind.mixer != Mixer::kAttention) return;
   x_mixers.latent.emplace(builder, model, plan, layouts);
+  if (IndexBlock::used(model)) x_mixers.index.emplace(builder, model, plan, layouts);
   x_qkv_width = x_mixers.latent->packed_width();
 }
 
@@ -152,7 +153,9 @@ void LayerParts::set_linears() {
   const std::int64_t f = x_model.intermediate / t;
   x_q_heads = x_model.heads / t;
   x_kv_heads = x_model.kv_heads / t;
-  x_qkv_width = (x_q_heads + 2 * x_kv_heads) * x_model.head_dim;
+  const std::int64_t value_dim =
+      x_model.attention.value_dim > 0 ? x_model.attention.value_dim : x_model.head_dim;
+  x_qkv_width = (x_q_heads + x_kv_heads) * x_model.head_dim + x_kv_heads * value_dim;
   x_qkv = linear("attention.qkv", x_qkv_width, h);
   x_projection = linear("attention.projection", h, x_model.value_width() / t);
   x_up = linear("mlp.up", x_model.gated() ? 2 * f : f, h);
@@ -170,8 +173,8 @@ void LayerParts::set_linears() {
     x_projection =
         linear(names.out, h, x_model.value_width() / t + x_mixers.beside->more_columns());
   } else if (!other && x_plan.separate_projections) {
-    const std::int64_t kv = x_kv_heads * x_model.head_dim;
-    x_qkv.columns.parts = {x_q_heads * x_model.head_dim, kv, kv};
+    x_qkv.columns.parts = {x_q_heads * x_model.head_dim, x_kv_heads * x_model.head_dim,
+                           x_kv_heads * value_dim};
   }
   if (x_plan.separate_projections && x_model.gated()) x_up.columns.parts = {f, f};
   x_up.matrices = x_model.gated() ? 2 : 1;
@@ -228,8 +231,8 @@ void LayerParts::declare_mixer(Buffers& b, LayoutWriter& saved, LayoutWriter& lo
   // Queries that the way up computes again start from the normed input itself.
   const bool queries = again.latent_up && !x_mixers.latent->narrow_queries();
   const bool norm = whole || again.norm;
-  const bool copied =
-      x_plan.precision.keeps_copies() && !queries && !(x_model.shared_norm && reads_normed());
+  const bool copied = x_plan.precision.keeps_copies() && !queries && !IndexBlock::used(x_model) &&
+                      !(x_model.shared_norm && reads_normed());
   const std::string name = mixer_names(x_layouts.kind).norm;
   b.y1 = b.input;
   if (x_model.norms.before) {
@@ -261,8 +264,9 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   const Precision& precision = x_plan.precision;
   const DType type = precision.branch();
   const bool whole = again.layer;
-  if (x_mixers.latent) x_mixers.latent->declare(saved, local, whole, again.latent_up);
   const bool core = repeats_core() || again.attention;
+  if (x_mixers.latent) x_mixers.latent->declare(saved, local, whole, again.latent_up);
+  if (x_mixers.index) x_mixers.index->declare(saved, local, core);
   b.qkv = place.add("qkv", type, x_tokens * x_qkv_width,
                     repeats_heads() || again.latent_up || (exchanges_heads() && !core));
   if (x_model.qk_norm || x_mixers.beside) {

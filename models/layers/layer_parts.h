@@ -11,6 +11,7 @@
 #include "models/layers/mixers/beside_core.h"
 #include "models/layers/mixers/conv_block.h"
 #include "models/layers/mixers/delta_block.h"
+#include "models/layers/mixers/index_block.h"
 #include "models/layers/mixers/latent_block.h"
 #include "models/layers/mixers/mamba_block.h"
 #include "models/layers/mixers/selective_block.h"
@@ -73,6 +74,7 @@ struct BranchNorms : NormRefs {
 /// What a mixer has beside two linears.
 struct MixerBlocks {
   std::optional<LatentBlock> latent;  ///< in place of one linear to queries, keys and values
+  std::optional<IndexBlock> index;    ///< chooses the keys that attention sees
   std::optional<MambaBlock> mamba;    ///< in place of the core of attention
   std::optional<ConvBlock> conv;      ///< likewise
   std::optional<DeltaBlock> delta;
@@ -92,6 +94,7 @@ struct MixerBlocks {
   const Ref& mixed(const Ref& context) const { return beside ? beside->mixed() : context; }
   void write_to(LayoutWriter& local, Quantizer& quantizer) {
     if (latent) latent->write_to(local, quantizer);
+    if (index) index->write_to(local, quantizer);
     if (beside) beside->write_to(local, quantizer);
     if (before) before->write_to(local, quantizer);
     replace_core([&](auto& core) { core.write_to(local, quantizer); });

@@ -157,19 +157,6 @@ void check_slices(const Model& m, const Plan& p, Violations& out) {
        {p.offload.activation_layers > 0, "offload/activation_layers", "activations on the host"}});
 }
 
-/// Parts of a model that are counted and not lowered.
-void check_counted(const Model& m, Violations& out) {
-  const std::pair<bool, std::string> parts[] = {
-      {m.latent.index_heads > 0, "an indexer that chooses the keys of a query"},
-      {m.attention.value_dim > 0, "values of another width than keys"},
-      {!m.notes.not_lowered.empty(), m.notes.not_lowered}};
-  std::vector<std::string> found;
-  for (const auto& [has, name] : parts) {
-    if (has) found.push_back(name);
-  }
-  if (!found.empty()) out.unsupported("model", enumerated(found) + ": counted, not simulated");
-}
-
 /// Whole heads, or heads and groups, of a mixer on every tensor rank.
 void check_heads(const Plan& p, const std::string& mixer, std::int64_t heads, std::int64_t groups,
                  Violations& out) {
@@ -198,6 +185,18 @@ void check_mixers(const Model& m, const Plan& p, Violations& out) {
   if (delta) check_heads(p, "delta net", h.delta.value_heads, h.delta.key_heads, out);
 }
 
+/// An indexer that chooses the keys of a query.
+void check_indexer(const Model& m, const Plan& p, Violations& out) {
+  if (m.latent.index_heads == 0) return;
+  out.beside("an indexer that chooses the keys of a query",
+             {{p.context > 1, "parallel/context", "context parallelism"},
+              {!p.documents.empty(), "batch/documents", "several documents in a sequence"},
+              {p.precision.autocast, "kernels/autocast", "autocast"},
+              {p.splits_backward(), "schedule", "backward passes in two parts"},
+              {p.attention == AttentionKernel::kUnfused, "kernels/attention",
+               "attention that stores its scores: set kernels.attention to flash"}});
+}
+
 /// Weights that several layers multiply with: one stage holds them, and their gradients add up over
 /// the layers of a pass.
 void check_common_weights(const Model& m, const Plan& p, Violations& out) {
@@ -223,7 +222,9 @@ void check_common_weights(const Model& m, const Plan& p, Violations& out) {
 
 /// Models whose layers are not all attention and a feed-forward, each with a norm before it.
 void check_hybrid(const Model& m, const Plan& p, Violations& out) {
-  check_counted(m, out);
+  if (const std::string& part = m.notes.not_lowered; !part.empty()) {
+    out.unsupported("model", part + ": counted, not simulated");
+  }
   const Mixer others[] = {Mixer::kMamba2, Mixer::kBeside, Mixer::kConv, Mixer::kDelta,
                           Mixer::kMamba1};
   const bool mixes = std::any_of(std::begin(others), std::end(others),
@@ -241,6 +242,7 @@ void check_hybrid(const Model& m, const Plan& p, Violations& out) {
                "context parallelism of a state space or convolution"}});
   check_mixers(m, p, out);
   check_common_weights(m, p, out);
+  check_indexer(m, p, out);
 }
 
 /// More than layers of attention and a feed-forward, each with a norm before it, between a table

@@ -138,6 +138,7 @@ TEST(Gradients, OtherNormsAndMixersAreRefused) {
   refused([](Model& m) { m.ends.layer_rows = 10, m.ends.layer_width = 4; }, llama);
   refused([](Model& m) { m.attention.key_is_value = true; }, llama);
   refused([](Model& m) { m.ends.classes = 3; }, llama);
+  refused([](Model& m) { m.attention.value_dim = m.head_dim / 2; }, llama);
   refused([](Model& m) { m.ends.embedding_width = m.hidden / 2; }, llama);
   refused(
       [](Model& m) {

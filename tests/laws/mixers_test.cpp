@@ -418,6 +418,9 @@ TEST(Blocks, LowerUnderEveryCut) {
       llama);
   add([](Model& m) { m.ends.transform = m.biases.head = true; }, llama);
   add([](Model& m) { m.ends.final_norm = false; }, llama);
+  add([](Model& m) { m.attention.value_dim = m.head_dim / 2; }, llama);
+  add([](Model& m) { m.latent.index_heads = 2, m.latent.index_dim = 32, m.latent.index_keys = 48; },
+      small_latent());
   for (const bool transform : {false, true}) {
     add([transform](Model& m) { m.ends.embedding_width = 64, m.ends.transform = transform; },
         llama);
@@ -437,6 +440,118 @@ TEST(Blocks, LowerUnderEveryCut) {
         EXPECT_TRUE(fault.ok()) << fault.error().message;
       }
     }
+  }
+}
+
+/// The small model of latent attention with an indexer that chooses 48 of 128 keys.
+Model with_indexer() {
+  Model model = small_latent();
+  model.latent.index_heads = 2;
+  model.latent.index_dim = 32;
+  model.latent.index_keys = 48;
+  return model;
+}
+
+/// FLOPs of a rank's ops of a kind whose names begin so.
+template <typename Kind>
+double flops_named(const Workload& workload, const std::string& prefix) {
+  double out = 0;
+  const Program& program = workload.programs[0];
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const Work& work = program.works[op.work.index()];
+      const bool named = std::string_view(op.name).starts_with(prefix);
+      if (named && std::holds_alternative<Kind>(work)) out += flops_of(work);
+    }
+  }
+  return out;
+}
+
+// Every tensor rank has the whole indexer, of all tokens: linears forward and, since nothing goes
+// through their inputs, the gradients of their weights.
+TEST(Indexers, AreWholeOnEveryTensorRank) {
+  const Model model = with_indexer();
+  const LatentAttention& l = model.latent;
+  for (const std::int64_t tensor : {1, 2}) {
+    Plan plan = small_plan(model, {tensor, 1, 1, 1}, 1);
+    plan.sequence = tensor > 1;
+    const Workload workload = lower(model, plan);
+    const Status fault = verify(workload);
+    ASSERT_TRUE(fault.ok()) << fault.error().message;
+    const std::int64_t from = l.q_rank > 0 ? l.q_rank : model.hidden;
+    const std::int64_t matrices = 64 * from + (32 + 2) * model.hidden;
+    EXPECT_DOUBLE_EQ(flops_named<Gemm>(workload, "attention.index."),
+                     static_cast<double>(model.layers * 4 * 128 * matrices));
+  }
+}
+
+// All keys are scored, 48 at most are attended to: of 128 queries the first 48 see as many as there
+// are.
+TEST(Indexers, ChooseTheKeysThatAttentionSees) {
+  const Model model = with_indexer();
+  const LatentAttention& l = model.latent;
+  const Workload workload = lower(model, small_plan(model, {1, 1, 1, 1}, 1));
+  const auto layers = static_cast<double>(model.layers);
+  const double all = 128.0 * 128 / 2;
+  const double seen = 128.0 * 48 - 48.0 * 48 / 2;
+  const auto score = [](const Workload& of, const char* op) {
+    return flops_named<Attention>(of, op);
+  };
+  const double scores = score(workload, "attention.index.scores_gradient");
+  EXPECT_NEAR(score(workload, "attention.index.scores") - scores, layers * all * 2 * 2 * 33,
+              layers * 128 * 2 * 2 * 33);
+  EXPECT_NEAR(scores, layers * seen * 2 * 2 * (3 * 32 + 2), layers * 48 * 2 * 2 * 98);
+  const double heads = 2 * static_cast<double>(model.heads);
+  const auto key = static_cast<double>(l.kv_rank + l.rope);
+  const auto value = static_cast<double>(l.kv_rank);
+  EXPECT_NEAR(score(workload, "attention.core"), layers * seen * heads * (4 * key + 3 * value),
+              layers * 48 * heads * (4 * key + 3 * value));
+}
+
+// No more keys are chosen than there are; then only the indexer's work comes on top.
+TEST(Indexers, ChooseAllOfAShortSequence) {
+  Model model = with_indexer();
+  model.latent.index_keys = 4096;
+  for (const Work& work : lower(model, small_plan(model, {1, 1, 1, 1}, 1)).programs[0].works) {
+    const auto* attention = std::get_if<Attention>(&work);
+    EXPECT_TRUE(attention == nullptr || attention->window == 0);
+  }
+}
+
+// 6 P and 12 L h s of at most 48 keys; scores of all keys once and of the chosen twice.
+TEST(Indexers, CountInModelFlops) {
+  const Model model = with_indexer();
+  Model without = model;
+  without.latent.index_keys = 128;
+  const auto layers = static_cast<double>(model.layers);
+  const double pair = layers * 2 * 2 * 32;
+  const double attended =
+      layers * 12 * static_cast<double>(model.query_width() + model.value_width()) / 2;
+  const FlopConventions some = model_flops(model, 1, 128);
+  const FlopConventions every = model_flops(without, 1, 128);
+  EXPECT_NEAR(every.full - some.full, attended * (128 - 48) + pair * 2 * (128 - 48), 1);
+}
+
+// A head of values half as wide as its keys: rows of the linear, columns of the linear back,
+// products of attention.
+TEST(Values, MayBeNarrowerThanKeys) {
+  Model narrow = small_llama();
+  narrow.attention.value_dim = narrow.head_dim / 2;
+  const Model wide = small_llama();
+  const auto tokens = 128.0;
+  for (const std::int64_t tensor : {1, 2}) {
+    const Plan plan = small_plan(wide, {tensor, 1, 1, 1}, 1);
+    const Workload of_narrow = lower(narrow, plan);
+    const Workload of_wide = lower(wide, plan);
+    const auto h = static_cast<double>(wide.hidden);
+    const auto layers = static_cast<double>(wide.layers);
+    const double kv = static_cast<double>(wide.kv_width() / 2 / tensor);
+    const double q = static_cast<double>(wide.query_width() / 2 / tensor);
+    EXPECT_DOUBLE_EQ(
+        flops_named<Gemm>(of_wide, "attention.") - flops_named<Gemm>(of_narrow, "attention."),
+        layers * 6 * tokens * h * (kv + q));
+    const double core = flops_named<Attention>(of_wide, "attention.core");
+    EXPECT_NEAR(flops_named<Attention>(of_narrow, "attention.core") / core, 1 - 1.5 / 7, 1e-9);
   }
 }
 

@@ -22,7 +22,8 @@ void LatentBlock::declare(LayoutWriter& saved, LayoutWriter& local, bool again, 
   const LatentAttention& l = x_model.latent;
   const DType type = x_plan.precision.compute;
   // Under fp8 the way up computed again starts from the normed ranks themselves.
-  const bool normed = again || (x_plan.precision.low() && !up_again);
+  const bool read = x_model.latent.index_heads > 0;  // by an indexer
+  const bool normed = again || (x_plan.precision.low() && !up_again && !read);
   const bool copies = again || up_again;
   if (narrow_queries()) {
     x_q_low = place.add("q low", type, x_rows * l.q_rank, again);

@@ -26,6 +26,8 @@ class LatentBlock : public Block {
   void up(SegmentWriter& w, const LinearOperand& x, const Ref& qkv);
   /// Queries that are not cut to a rank come from the layer's normed input.
   bool narrow_queries() const { return x_model.latent.q_rank > 0; }
+  /// What queries come from, before it is quantized: their rank, or the layer's normed input.
+  const Ref& query_input(const Ref& normed) const { return narrow_queries() ? x_q_normed : normed; }
   /// Returns the gradient of the normed input.
   Ref backward(SegmentWriter& w, const LinearOperand& x, const Ref& d_qkv);
 
