@@ -108,13 +108,18 @@ Result<ModelType> read_model_type(const Json& json, const std::string& source) {
   return out;
 }
 
-Result<std::vector<std::string>> harmless_keys() {
+static Result<std::vector<std::string>> read_harmless_keys() {
   FT_ASSIGN(const Json json, parse_json(find_asset(kHarmless), std::string(kHarmless)));
   JsonReader reader(json, std::string(kHarmless), "");
   std::vector<std::string> out;
   read_strings(reader, "keys", out);
   FT_TRY(reader.finish());
   return out;
+}
+
+const Result<std::vector<std::string>>& harmless_keys() {
+  static const Result<std::vector<std::string>> keys = read_harmless_keys();
+  return keys;
 }
 
 }  // namespace foretrain

@@ -39,6 +39,6 @@ Result<ModelType> load_model_type(const std::string& name);
 Result<ModelType> read_model_type(const Json& json, const std::string& source);
 
 /// Keys that change neither shapes nor costs in files of any type.
-Result<std::vector<std::string>> harmless_keys();
+const Result<std::vector<std::string>>& harmless_keys();
 
 }  // namespace foretrain

@@ -8,7 +8,8 @@
 
 #include "sim/base/json.h"
 #include "tests/cli/run_command.h"
-#include "tools/predict/key_documents.h"
+#include "tools/predict/documents/key_documents.h"
+#include "tools/predict/documents/model_support.h"
 
 namespace foretrain {
 namespace {
@@ -21,6 +22,13 @@ TEST(KeyDocuments, AreCurrent) {
   EXPECT_EQ(read_text_file(kRoot + "/docs/reference/run.schema.json").value(),
             dump_json(schema_of("run")) + "\n")
       << "foretrain schema run > docs/reference/run.schema.json";
+}
+
+TEST(ModelDocuments, AreCurrent) {
+  const Result<std::string> page = models_page();
+  ASSERT_TRUE(page.ok()) << page.error().message;
+  EXPECT_EQ(read_text_file(kRoot + "/docs/reference/models.md").value(), page.value())
+      << "foretrain list models --page > docs/reference/models.md";
 }
 
 /// Pointers of members that the schema, which closes its objects, does not have.

@@ -106,8 +106,9 @@ TEST(Verbs, ListAndDoctorAnswerInJsonToo) {
 
 TEST(Verbs, ListTellsSizesAndTakesWords) {
   const Workplace place;
-  EXPECT_NE(place.run({"list", "models", "llama-3.1-405b"}).out.find("405.9 B  Llama-3.1-405B"),
-            std::string::npos);
+  EXPECT_NE(
+      place.run({"list", "models", "llama-3.1-405b"}).out.find("405.9 B  llama, Llama-3.1-405B"),
+      std::string::npos);
   const std::string both = place.run({"list", "clusters,devices", "H100", "8"}).out;
   EXPECT_NE(both.find("dgx-h100"), std::string::npos) << both;
   EXPECT_NE(both.find("80 GiB  989 TFLOP/s"), std::string::npos) << both;

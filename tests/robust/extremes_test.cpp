@@ -15,7 +15,7 @@
 #include "sim/base/json.h"
 #include "tests/support/sanitized.h"
 #include "tools/cli/command_line.h"
-#include "tools/predict/key_documents.h"
+#include "tools/predict/documents/key_documents.h"
 
 namespace foretrain {
 namespace {

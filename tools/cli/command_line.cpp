@@ -492,7 +492,10 @@ Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
                    "runs, or several with commas; all: each of them");
   verb->add_option("WORD", args.filter,
                    "Only what has these words in its name, size or description");
+  CLI::Option* page =
+      verb->add_flag("--page", args.page, "Of models: print docs/reference/models.md instead");
   add_json(verb, args.json);
+  verb->get_option("--json")->excludes(page);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::list(args); }};
 }

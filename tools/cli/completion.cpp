@@ -2,7 +2,7 @@
 
 #include "hardware/presets.h"
 #include "tools/cli/verbs.h"
-#include "tools/predict/key_documents.h"
+#include "tools/predict/documents/key_documents.h"
 
 namespace foretrain {
 namespace {

@@ -6,6 +6,7 @@
 #include "hardware/device.h"
 #include "hardware/presets.h"
 #include "tools/cli/verbs.h"
+#include "tools/predict/documents/model_support.h"
 #include "tools/report/report.h"
 
 namespace foretrain {
@@ -19,13 +20,6 @@ struct Entry {
 std::string text_at(const Json& json, const char* pointer) {
   const Json* value = value_at(json, pointer);
   return value != nullptr && value->string() != nullptr ? *value->string() : std::string();
-}
-
-/// "8.0 B": how many there are, in billions or millions.
-std::string count_text(double count) {
-  constexpr double kBillion = 1e9;
-  constexpr double kMillion = 1e6;
-  return count >= kBillion ? fixed(count / kBillion, 1) + " B" : fixed(count / kMillion, 0) + " M";
 }
 
 /// "16,384": with commas.
@@ -50,12 +44,12 @@ std::string clause(const std::string& text) {
 void add_model(const Json& json, Entry& out) {
   const Result<Model> model = read_model(json, out.name, "");
   if (!model.ok()) return;
-  const auto all = static_cast<double>(parameter_count(model.value()));
-  out.size = count_text(all);
-  out.about = model.value().name;
+  out.size = parameters_text(parameter_count(model.value()));
+  out.about = model.value().is_network() ? "layers" : model.value().type;
+  if (model.value().name != out.name) out.about += ", " + model.value().name;
   if (!model.value().has_experts()) return;
-  out.about += ", " + count_text(static_cast<double>(active_parameter_count(model.value()))) +
-               " at work on a token";
+  out.about +=
+      ", " + parameters_text(active_parameter_count(model.value())) + " at work on a token";
 }
 
 /// From the file itself, or where that builds on another, from all that it says with these.
@@ -189,6 +183,13 @@ const std::vector<std::string>& preset_kinds() {
 }
 
 Status list(const ListArgs& args) {
+  if (args.page) {
+    if (args.kinds != "models") {
+      return input_error("list --page: is of models, found \"" + args.kinds + "\"");
+    }
+    FT_ASSIGN(const std::string page, models_page());
+    return print(args.quiet, page);
+  }
   FT_ASSIGN(const std::vector<std::string> wanted, kinds_of(args.kinds));
   Json json{Json::Object{}};
   Json about{Json::Object{}};

@@ -3,7 +3,7 @@
 
 #include "tools/cli/completion.h"
 #include "tools/cli/verbs.h"
-#include "tools/predict/key_documents.h"
+#include "tools/predict/documents/key_documents.h"
 
 namespace foretrain {
 

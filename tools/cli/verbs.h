@@ -164,6 +164,7 @@ struct ListArgs {
   std::string kinds;                ///< with commas between; "", "all": all
   std::vector<std::string> filter;  ///< words; none: all
   std::string json;
+  bool page = false;   ///< docs/reference/models.md
   bool quiet = false;  ///< as everywhere: nothing but what --json asks for
 };
 Status list(const ListArgs& args);

@@ -199,12 +199,13 @@ Model bare_model(Model model) {
 
 namespace {
 
-/// The preset that is the same model; "": none is.
+/// The preset that is the same model, first of its own type; "": none is.
 std::string preset_of(const Json& config) {
   const Result<Model> mine = read_model(config, "import", "/model");
   if (!mine.ok()) return "";
   const Model model = bare_model(mine.value());
   constexpr std::string_view kFolder = "models/";
+  std::string found;
   for (const Asset& asset : assets()) {
     if (!asset.path.starts_with(kFolder)) continue;
     const Result<Json> json = parse_json(asset.text, std::string(asset.path));
@@ -212,9 +213,11 @@ std::string preset_of(const Json& config) {
     const Result<Model> other = read_model(json.value(), std::string(asset.path), "");
     if (!other.ok() || !(bare_model(other.value()) == model)) continue;
     std::string name(asset.path.substr(kFolder.size()));
-    return name.substr(0, name.size() - std::string_view(".json").size());
+    name.resize(name.size() - std::string_view(".json").size());
+    if (other.value().type == mine.value().type) return name;
+    if (found.empty()) found = name;
   }
-  return "";
+  return found;
 }
 
 /// One rate for all dropouts is the RUN's; two are the model's.

@@ -1,4 +1,4 @@
-#include "tools/predict/key_documents.h"
+#include "tools/predict/documents/key_documents.h"
 
 #include <cmath>
 
