@@ -104,6 +104,11 @@ void read_listed(const std::string& key, const Json& pattern, const HybridForm& 
                                               : "mamba, conv, linear_attention or attention"));
       return;
     }
+    if (kind.sparse() && !m.has_experts()) {
+      reader.fail(
+          key, "layer " + std::to_string(l) + " is \"" + name + "\", and the model has no experts");
+      return;
+    }
     layers.push_back(kind);
   }
   m.hybrid.layers = std::move(layers);
@@ -201,7 +206,7 @@ void read_hybrid(const Json& json, const ModelType& type, HybridForm form, JsonR
   if (scans) read_state_space(json, type, reader, m);
   if (m.has_mixer(Mixer::kMamba1)) read_selective(json, type, form.step_norms, reader, m);
   if (m.has_mixer(Mixer::kDelta) && nested == nullptr) read_delta(json, type, reader, m);
-  if (form.shared_block) read_shared_block(json, reader, m);
+  if (form.shared_block) read_shared_block(reader, m);
   reader.read(key_of(json, type, "conv_taps"), m.hybrid.conv_taps,
               JsonReader::IntRange{1, 1 << 10});
   reader.read("conv_bias", m.hybrid.conv_bias);

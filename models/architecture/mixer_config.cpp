@@ -97,14 +97,20 @@ void read_nested_delta(JsonReader& reader, Model& m) {
   reader.adopt(nested.finish());
 }
 
-void read_shared_block(const Json& json, JsonReader& reader, Model& m) {
+void read_shared_block(JsonReader& reader, Model& m) {
   SharedBlock& s = m.hybrid.shared;
   s.blocks = 1;
   reader.read("num_mem_blocks", s.blocks, JsonReader::IntRange{1, 255});
   reader.read("adapter_rank", s.rank, JsonReader::IntRange{0, kConfigSize.high});
   reader.read("use_shared_attention_adapter", s.attention_adapters);
   for (const char* key : {"hybrid_layer_ids", "attention_hidden_size"}) reader.ignore(key);
-  const Json* list = json.find("layers_block_type");
+  if (m.kv_heads != m.heads) {
+    reader.fail("num_key_value_heads", "found " + std::to_string(m.kv_heads) +
+                                           ": heads of a shared block have keys and values of "
+                                           "their own, expected " +
+                                           std::to_string(m.heads));
+  }
+  const Json* list = reader.require("layers_block_type", "mamba or hybrid for each layer");
   if (list == nullptr || list->array() == nullptr) return;
   std::int64_t uses = 0;
   LayerKind* last = nullptr;
@@ -114,7 +120,11 @@ void read_shared_block(const Json& json, JsonReader& reader, Model& m) {
     last = &m.hybrid.layers[l];
     last->shared = static_cast<std::uint8_t>(1 + uses++ % s.blocks);
   }
-  if (last != nullptr) last->last_use = true;
+  if (last != nullptr) {
+    last->last_use = true;
+  } else if (!reader.failed()) {
+    reader.fail("layers_block_type", "no layer is hybrid, so that nothing uses the shared block");
+  }
 }
 
 }  // namespace foretrain

@@ -46,7 +46,7 @@ void read_selective(const Json& json, const ModelType& type, bool norms, JsonRea
                     Model& model);
 void read_delta(const Json& json, const ModelType& type, JsonReader& reader, Model& model);
 void read_nested_delta(JsonReader& reader, Model& model);
-void read_shared_block(const Json& json, JsonReader& reader, Model& model);
+void read_shared_block(JsonReader& reader, Model& model);
 
 /// Reads the sizes of layers that see all keys, where the others have a window.
 void read_global_shape(const Json& json, JsonReader& reader, Model& model);

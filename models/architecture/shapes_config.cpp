@@ -299,7 +299,9 @@ void read_ends(const Json& json, const ModelType& type, bool projected, bool pat
     if (!before) e.final_norm = false;
   }
   if (const Json* names = reader.take("id2label"); names != nullptr && e.classes > 0) {
-    if (names->object() != nullptr && e.classes > 1) {
+    if (names->object() == nullptr || names->object()->empty()) {
+      reader.fail("id2label", "found " + describe(*names) + ", expected the name of every class");
+    } else if (e.classes > 1) {
       e.classes = static_cast<std::int64_t>(names->object()->size());
     }
   }
@@ -313,6 +315,15 @@ void read_ends(const Json& json, const ModelType& type, bool projected, bool pat
   reader.read("patch_size", side, JsonReader::IntRange{1, 1 << 12});
   reader.read("num_channels", channels, JsonReader::IntRange{1, 1 << 12});
   reader.read("image_size", image, JsonReader::IntRange{1, 1 << 16});
+  double ratio = 4;
+  if (reader.read("mlp_ratio", ratio, JsonReader::Range{1.0 / 64, 64})) {
+    m.intermediate = static_cast<std::int64_t>(ratio * static_cast<double>(m.hidden));
+  }
+  if (image < side) {
+    reader.fail("patch_size", "found " + std::to_string(side) + ", and the image has " +
+                                  std::to_string(image) + " rows");
+    return;
+  }
   e.patch = channels * side * side;
   m.positions = (image / side) * (image / side) + 1;
 }

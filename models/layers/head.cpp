@@ -25,6 +25,14 @@ const char* bias_name(const Model& model) {
   return model.ends.classes > 0 ? "head.classes.bias" : "head.bias";
 }
 
+/// Nothing stands between the stream and the output matrix. Copies do, of the stream and of its
+/// gradient, so that the head's passes begin and end with an op of their own.
+bool reads_stream(const Model& model) {
+  const Ends& e = model.ends;
+  const bool narrows = head_width(model) != model.hidden;
+  return !e.final_norm && !e.transform && !narrows && e.masked == 0;
+}
+
 class HeadWriter : EndWriter {
  public:
   HeadWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
@@ -162,15 +170,15 @@ class HeadWriter : EndWriter {
   void keep_forward(const std::string& at, Prediction& p, const Ref& in) {
     const bool norms = x_model.ends.final_norm;
     if (x_at_end) {
-      const std::int64_t count = in.count / x_hidden * x_width;
+      const std::int64_t count = x_rows * x_width;
       x_selected.wide = in;
       if (norms && x_selected.narrowing) {
         x_selected.wide = keep(at + "head.norm out, wide", branch(), in.count);
       }
-      const bool direct = !norms && !x_selected.narrowing;
-      p.y = direct && !casts() ? in : keep(at + "head.norm out", branch(), count);
+      const bool selected = !norms && !x_selected.narrowing && !reads_stream(x_model);
+      p.y = selected && !casts() ? in : keep(at + "head.norm out", branch(), count);
       p.normed = casts() ? temp(x_forward, at + "head.norm out in fp32", count) : p.y;
-      if (direct) p.normed = in;
+      if (selected) p.normed = in;
       if (norms) p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
     }
     if (x_plan.loss.chunks > 0) return;
@@ -188,6 +196,10 @@ class HeadWriter : EndWriter {
       norm_forward(w, at + "head.norm", in, narrows ? x_selected.wide : p.normed, p.stats);
     }
     if (narrows) x_selected.narrowing->forward(w, x_selected.wide, p.normed);
+    if (reads_stream(x_model)) {
+      w.compute(at + "head.keep", kernel(KernelKind::kCast, x_rows, x_hidden), {in.view()},
+                {p.normed.view()});
+    }
   }
 
   /// One number a token.
@@ -282,14 +294,8 @@ class HeadWriter : EndWriter {
     const bool chunks = x_plan.loss.chunks > 0;
     const Ref d_logits =
         chunks ? Ref() : temp(x_backward, at + "d logits", branch(), x_tokens * x_vocabulary);
-    Ref d_y;
-    if (x_at_end) {
-      const Ends& e = x_model.ends;
-      const bool reads_stream =
-          !e.final_norm && !e.transform && !x_selected.narrowing && e.masked == 0;
-      d_y = reads_stream ? hidden(kHeadHiddenGradient)
-                         : temp(x_backward, at + "d head.norm out", branch(), x_rows * x_width);
-    }
+    Ref d_y =
+        x_at_end ? temp(x_backward, at + "d head.norm out", branch(), x_rows * x_width) : Ref();
     const Ref full =
         x_plan.sequence || x_plan.shares_vocabulary()
             ? temp(x_backward, at + "d head input full", x_tokens * head_width(x_model))
@@ -347,6 +353,10 @@ class HeadWriter : EndWriter {
       if (x_selected.transform) {
         x_selected.transform->backward(w, x_backward, d, d_in);
         d = d_in;
+      }
+      if (reads_stream(x_model)) {
+        w.compute("head.keep_gradient", kernel(KernelKind::kCast, x_rows, x_hidden), {d.view()},
+                  {d_in.view()});
       }
       if (some) scatter_rows(w, d, hidden(kHeadHiddenGradient), x_selected.all_rows);
       return;

@@ -92,6 +92,9 @@ void check_documents(const Model& model, const Plan& plan, Violations& out) {
                         "one chunk; null there lets tokens see all before them");
   }
   if (plan.documents.empty()) return;
+  if (model.ends.patch > 0) {
+    out.add(kDocumentsKey, "a sequence of this model is an image");
+  }
   if (model.is_encoder_decoder()) {
     out.unsupported(kDocumentsKey,
                     "packed documents are modelled for decoders and encoders, not for both in one");

@@ -67,6 +67,8 @@ void check_autocast(const Model& model, const Plan& p, Violations& out) {
               {model.attention.sinks, kKey, "attention sinks"},
               {!model.attention.plain(), kKey, "gates of attention"},
               {model.ends.transform, kKey, "a transform before the output matrix"},
+              {model.ends.embedding_width > 0, kKey, "tables narrower than the hidden width"},
+              {model.ends.patch > 0, kKey, "patches of images"},
               {model.shared_norm, kKey, "one norm for both branches"},
               {model.predict_layers > 0, kKey, "multi-token prediction"},
               {p.tensor > 1, kKey, "tensor parallelism"},

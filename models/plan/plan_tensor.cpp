@@ -188,13 +188,15 @@ void check_mixers(const Model& m, const Plan& p, Violations& out) {
 /// An indexer that chooses the keys of a query.
 void check_indexer(const Model& m, const Plan& p, Violations& out) {
   if (m.latent.index_heads == 0) return;
-  out.beside("an indexer that chooses the keys of a query",
-             {{p.context > 1, "parallel/context", "context parallelism"},
-              {!p.documents.empty(), "batch/documents", "several documents in a sequence"},
-              {p.precision.autocast, "kernels/autocast", "autocast"},
-              {p.splits_backward(), "schedule", "backward passes in two parts"},
-              {p.attention == AttentionKernel::kUnfused, "kernels/attention",
-               "attention that stores its scores: set kernels.attention to flash"}});
+  out.beside(
+      "an indexer that chooses the keys of a query",
+      {{p.context > 1, "parallel/context", "context parallelism"},
+       {!p.documents.empty(), "batch/documents", "several documents in a sequence"},
+       {p.precision.autocast, "kernels/autocast", "autocast"},
+       {p.splits_backward(), "schedule", "backward passes in two parts"},
+       {p.attention == AttentionKernel::kUnfused, "kernels/attention",
+        "attention that stores its scores: set kernels.attention to flash, and precision to bf16 "
+        "or fp16 where it is fp32"}});
 }
 
 /// Weights that several layers multiply with: one stage holds them, and their gradients add up over
@@ -212,12 +214,14 @@ void check_common_weights(const Model& m, const Plan& p, Violations& out) {
        {p.recompute.in_blocks(), "recompute", "blocks of layers that are computed again"},
        {p.offload.activation_layers > 0, "offload/activation_layers", "activations on the host"}});
   if (!blocks) return;
-  out.beside("a model whose layers share a block",
-             {{p.tensor > 1, "parallel/tensor", "several tensor ranks"},
-              {p.context > 1, "parallel/context", "several context ranks"},
-              {p.precision.autocast, "kernels/autocast", "autocast"},
-              {p.attention == AttentionKernel::kUnfused, "kernels/attention",
-               "attention that stores its scores: set kernels.attention to flash"}});
+  out.beside(
+      "a model whose layers share a block",
+      {{p.tensor > 1, "parallel/tensor", "several tensor ranks"},
+       {p.context > 1, "parallel/context", "several context ranks"},
+       {p.precision.autocast, "kernels/autocast", "autocast"},
+       {p.attention == AttentionKernel::kUnfused, "kernels/attention",
+        "attention that stores its scores: set kernels.attention to flash, and precision to bf16 "
+        "or fp16 where it is fp32"}});
 }
 
 /// Models whose layers are not all attention and a feed-forward, each with a norm before it.

@@ -110,6 +110,7 @@ const Json* JsonReader::require(std::string_view key, std::string_view what) {
 
 void JsonReader::ignore(std::string_view key) {
   if (x_json.find(key) == nullptr) return;
+  if (std::find(x_known.begin(), x_known.end(), key) != x_known.end()) return;  // it was read
   x_known.emplace_back(key);
   x_ignored.emplace_back(key);
 }

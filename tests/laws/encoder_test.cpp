@@ -186,5 +186,42 @@ TEST(NarrowTables, NeedNoLastNorm) {
   }
 }
 
+/// Elements of the first buffer of this name.
+std::int64_t elements_of(const Program& program, const std::string& buffer) {
+  for (const FrameLayout& layout : program.layouts) {
+    for (const Buffer& one : layout.buffers) {
+      if (one.name == buffer) return one.count;
+    }
+  }
+  return 0;
+}
+
+// What the output matrix reads is as wide as the tables, behind a transform too.
+TEST(NarrowTables, KeepWhatTheOutputMatrixReads) {
+  const Model albert = model_of(R"({"model_type": "albert", "num_hidden_layers": 2,
+      "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30000,
+      "max_position_embeddings": 512, "type_vocab_size": 2, "embedding_size": 128})");
+  EXPECT_TRUE(albert.ends.transform);
+  EXPECT_EQ(elements_of(lowered(albert, {1, 1, 1, 1}, 1).programs[0], "head.norm out"), 128 * 128);
+  EXPECT_EQ(elements_of(lowered(opt_350m(), {1, 1, 1, 1}, 1).programs[0], "head.norm out"),
+            128 * 512);
+}
+
+// Nothing stands between the last layer of GPT and its output matrix: both passes of the head have
+// an op that begins and ends them, under every way to reduce and to split.
+TEST(LastNorm, MayBeAbsent) {
+  Model model = small_llama();
+  model.ends.final_norm = false;
+  for (const bool overlapped : {false, true}) {
+    for (const bool split : {false, true}) {
+      Plan plan = small_plan(model, {2, 2, 1, 1}, 4);
+      plan.overlap.tensor_backward = overlapped;
+      if (split) plan.schedule = Schedule::kZbH1;
+      const Status status = verify(lower(model, plan));
+      EXPECT_TRUE(status.ok()) << status.error().message;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

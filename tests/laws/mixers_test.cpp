@@ -429,9 +429,11 @@ TEST(Blocks, LowerUnderEveryCut) {
     const bool whole = model.has_mixer(Mixer::kMamba1) || model.hybrid.delta.by_channel();
     for (const std::int64_t tensor : {1, 2}) {
       if (whole && tensor > 1) continue;
-      for (const int variant : {0, 1, 2, 3}) {
+      for (const int variant : {0, 1, 2, 3, 4, 5}) {
         Plan plan = small_plan(model, {tensor, variant == 2 ? 1 : 2, 1, 2}, 2);
-        plan.sequence = tensor > 1;
+        plan.sequence = tensor > 1 && variant != 4;
+        plan.overlap.tensor_backward = variant == 4;
+        if (variant == 5 && !model.biases.head && model.ends.masked == 0) plan.loss.chunks = 2;
         if (variant == 1) plan.recompute.layer = true;
         if (variant == 2) plan.sharding = Sharding::kParameters;
         if (variant == 3) plan.fused_accumulation = !plan.fused_accumulation;

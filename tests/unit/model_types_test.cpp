@@ -490,5 +490,34 @@ TEST(ModelTypes, HybridsListTheirLayers) {
       is_named(typed_model(of_type("bamba", ",\"attn_layer_indices\":[4]")), "from 0 to 3"));
 }
 
+// A shared block that no layer uses, layers of experts in a model without, images smaller than
+// their patches, classes without names: each is told with its key.
+TEST(ModelTypes, FaultsOfSharedBlocksAndImagesAreTold) {
+  const auto fault = [](const std::string& text) {
+    const Result<Model> model = read_model(parse_json(text, "model").value(), "model", "");
+    return model.ok() ? std::string() : model.error().message;
+  };
+  const std::string zamba =
+      R"({"model_type":"zamba2","num_hidden_layers":2,"hidden_size":64,"num_attention_heads":4,)"
+      R"("intermediate_size":128,"vocab_size":100,"n_mamba_heads":4,"mamba_headdim":32,)"
+      R"("mamba_d_state":16)";
+  const auto with = [&](const std::string& more) { return fault(zamba + more + "}"); };
+  EXPECT_EQ(with(R"(,"layers_block_type":["mamba","hybrid"])"), "");
+  EXPECT_NE(with(R"(,"layers_block_type":["mamba","mamba"])").find("no layer is hybrid"),
+            std::string::npos);
+  EXPECT_NE(with("").find("layers_block_type"), std::string::npos);
+  EXPECT_NE(with(R"(,"layers_block_type":["moe","hybrid"])").find("has no experts"),
+            std::string::npos);
+  EXPECT_NE(with(R"(,"layers_block_type":["mamba","hybrid"],"num_key_value_heads":2)")
+                .find("num_key_value_heads"),
+            std::string::npos);
+  const std::string vit =
+      R"({"model_type":"vit","num_hidden_layers":2,"hidden_size":64,"num_attention_heads":4,)"
+      R"("intermediate_size":128)";
+  EXPECT_EQ(fault(vit + "}"), "");
+  EXPECT_NE(fault(vit + R"(,"patch_size":225})").find("patch_size"), std::string::npos);
+  EXPECT_NE(fault(vit + R"(,"id2label":{}})").find("id2label"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -184,8 +184,8 @@ const std::vector<std::string>& preset_kinds() {
 
 Status list(const ListArgs& args) {
   if (args.page) {
-    if (args.kinds != "models") {
-      return input_error("list --page: is of models, found \"" + args.kinds + "\"");
+    if (args.kinds != "models" || !args.filter.empty()) {
+      return input_error("list: --page is of all models: foretrain list models --page");
     }
     FT_ASSIGN(const std::string page, models_page());
     return print(args.quiet, page);

@@ -164,9 +164,17 @@ Status take_unknown_keys(Json& run, const std::string& source, std::optional<Err
 
 /// Images have no length: a default of it is none of the RUN's.
 Status drop_sequence(Run& run) {
-  if (!run.model.is_network()) return ok_status();
+  const bool patches = run.model.ends.patch > 0;
+  if (!run.model.is_network() && !patches) return ok_status();
   const auto origin = run.origins.find("/batch/sequence");
   if (origin == run.origins.end()) return ok_status();
+  if (patches && is_users(origin->second)) {
+    const double stated = value_at(run.resolved, "/batch/sequence")->number();
+    if (stated == static_cast<double>(run.model.positions)) return ok_status();
+    return input_error(run.source + ": /batch/sequence: " + run.model.name + " has images of " +
+                       std::to_string(run.model.positions) +
+                       " tokens, its patches and the class; leave it out");
+  }
   if (is_users(origin->second)) {
     return input_error(run.source + ": /batch/sequence: " + run.model.name +
                        " takes images, whose size is the model's \"image\"; leave it out");

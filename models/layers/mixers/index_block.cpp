@@ -36,6 +36,11 @@ void IndexBlock::declare(LayoutWriter& saved, LayoutWriter& local, bool again) {
   x_kept.weights = place.add("index gates", type, x_tokens * x_heads, again);
   x_kept.chosen = place.add("index choice", DType::kFp32, x_tokens * x_keys, again);  // int32
   x_kept.target = place.add("index target", DType::kFp32, x_tokens * x_keys, again);
+  const LatentAttention& l = x_model.latent;
+  const std::int64_t more = 2 * l.kv_rank + l.rope - (l.nope + l.rope + l.value);
+  if (more <= 0) return;
+  x_kept.absorbed = place.add("latent queries and results", type,
+                              x_tokens * (x_model.heads / x_plan.tensor) * more, again);
 }
 
 Attention IndexBlock::scores(bool backward) const {
@@ -87,10 +92,14 @@ void IndexBlock::forward(SegmentWriter& w, const Ref& x, const Ref& queries, con
             {x_kept.queries.view(), x_kept.key.view(), x_kept.weights.view()}, {block.view()});
   Kernel choose = kernel_of(KernelKind::kLossMax, x_tokens, x_plan.sequence_length, DType::kFp32);
   choose.launches = static_cast<std::int32_t>((x_tokens + rows - 1) / rows);
-  choose.between.bytes = 4 * (x_tokens - rows) / x_tokens;  // an element, of the other blocks
+  choose.between.bytes = (4 * (x_tokens - rows) + x_tokens / 2) / x_tokens;  // of other blocks
   w.compute("attention.index.choose", choose, {block.view()}, {x_kept.chosen.view()});
   w.compute("attention.index.target", teacher(), {qkv.view(), x_kept.chosen.view()},
             {x_kept.target.view()});
+  if (x_kept.absorbed.valid()) {  // it lives until the gradients: of no time, on no data
+    w.compute("attention.absorbed.keep", HostDelay{}, {}, {x_kept.absorbed.view()}).category =
+        Category::kHost;
+  }
   if (x_plan.tensor == 1) return;
   Collective sum = over_tensor(CollectiveKind::kAllReduce, x_kept.target.count);
   sum.dtype = DType::kFp32;
@@ -99,6 +108,10 @@ void IndexBlock::forward(SegmentWriter& w, const Ref& x, const Ref& queries, con
 }
 
 void IndexBlock::backward(SegmentWriter& w, const Ref& x, const Ref& queries) {
+  if (x_kept.absorbed.valid()) {
+    w.compute("attention.absorbed.release", HostDelay{}, {x_kept.absorbed.part(0, 0)}, {})
+        .category = Category::kHost;
+  }
   const Ref d_queries = temporary("d index queries", x_kept.queries.count);
   const Ref d_key = temporary("d index key", x_kept.key.count);
   const Ref d_gates = temporary("d index gates", x_kept.weights.count);

@@ -11,12 +11,16 @@
 // linear from the ranks up, which stands for it. Every tensor rank has the whole indexer, on the
 // tokens of all, whose inputs are gathered with sequence parallelism; p is summed over the tensor
 // ranks. No gradient goes through the inputs. Scores are made for 8,192 queries at a time (the
-// blocks of dsa.py). Kept: q, k and the vector before its norm, g, indices, p.
+// blocks of dsa.py). Kept: q, k and the vector before its norm, g, indices, p; of attention itself
+// besides what it keeps on separate keys, a head: queries of kv_rank + rope elements and a result
+// of kv_rank, less its own keys and values.
 //
 // Scores and their gradients are priced as attention of d_i elements with values of one, the choice
-// as one pass over the scores. Left out: the first stage of training, in which the loss sees all
-// keys; layers that take the choice of an earlier one; context parallelism and unfused attention
-// (refused by the plan's rules).
+// as one pass over the scores. Gradients of its parameters are averaged over tensor ranks, as
+// dsa.py asks for. Left out: the rotation of q and k by Hadamard's matrix, gradients of rotary
+// positions, the first stage of training, in which the loss sees all keys; layers that take the
+// choice of an earlier one; context parallelism and unfused attention (refused by the plan's
+// rules).
 #pragma once
 
 #include "models/layers/block.h"
@@ -48,6 +52,7 @@ class IndexBlock : public Block {
   Matrix x_q, x_k, x_gates;
   struct Kept {
     Ref queries, low, key, statistics, weights, chosen, target;
+    Ref absorbed;  ///< what attention on latent vectors keeps beyond that on separate keys
   };
   Kept x_kept;
 };

@@ -13,13 +13,14 @@ namespace foretrain {
 struct ModelSupport {
   Model model;
   std::string not_simulated;  ///< why; empty: it is
-  std::string not_executed;   ///< why the host backend refuses it; empty: it trains it
+  std::string not_executed;   ///< why the host backend refuses it; empty: it does not
 };
 
 /// "671.9 B": in billions or millions.
 std::string parameters_text(std::int64_t count);
 
-/// Of the preset, tried on one rank in fp32 with a short sequence; an error where it is not read.
+/// Of the preset: a step of one short sequence on one rank is lowered and verified in bf16, and in
+/// fp32 asked of the host backend; an error where the preset is not read.
 Result<ModelSupport> support_of(const std::string& preset);
 
 /// docs/reference/models.md: every preset, its type, its parameters and these answers.
