@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <iostream>
@@ -321,7 +322,7 @@ Json draw_run(Rng& rng) {
   const auto one_of = [&rng](const std::vector<Json>& all) {
     return all[static_cast<std::size_t>(rng.below(static_cast<std::int64_t>(all.size())))];
   };
-  const char* const models[] = {
+  static constexpr std::array kModels = {
       R"({"preset": "gpt2", "n_layer": 4})",
       R"({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 1024,
           "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2816,
@@ -330,9 +331,25 @@ Json draw_run(Rng& rng) {
           "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 32000})",
       R"({"model_type": "mixtral", "num_hidden_layers": 4, "hidden_size": 1024,
           "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 3584,
-          "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000})"};
+          "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000})",
+      R"({"model_type": "zamba2", "num_hidden_layers": 4, "hidden_size": 512,
+          "num_attention_heads": 8, "intermediate_size": 1024, "vocab_size": 32000,
+          "n_mamba_heads": 16, "mamba_headdim": 64, "mamba_d_state": 64, "adapter_rank": 32,
+          "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]})",
+      R"({"model_type": "albert", "num_hidden_layers": 4, "hidden_size": 1024,
+          "num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 30000,
+          "max_position_embeddings": 1024, "type_vocab_size": 2})",
+      R"({"model_type": "vit", "num_hidden_layers": 4, "hidden_size": 1024,
+          "num_attention_heads": 16, "intermediate_size": 4096, "image_size": 224})",
+      R"({"model_type": "deepseek_v32", "num_hidden_layers": 4, "hidden_size": 1024,
+          "num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 32000,
+          "q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+          "v_head_dim": 64, "index_n_heads": 8, "index_head_dim": 64, "index_topk": 256,
+          "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512,
+          "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1})"};
   Json run{Json::Object{}};
-  run.set("model", parse_json(models[rng.below(4)], "model").value());
+  const auto drawn = static_cast<std::size_t>(rng.below(std::ssize(kModels)));
+  run.set("model", parse_json(kModels[drawn], "model").value());
   run = with_value(run, "cluster/preset",
                    one_of({"dgx-a100-80gb", "dgx-h100", "dgx-a100-40gb", "pcie-a100", "hgx-h20"}));
   run = with_value(run, "cluster/accelerators", one_of({8, 16, 32}));
@@ -367,7 +384,7 @@ std::optional<Json> draw_legal(Rng& rng) {
 int check_law(const std::string& name, const Law& law, std::uint64_t seed, int sample) {
   constexpr int kShown = 3;
   const bool thorough = std::getenv("FORETRAIN_THOROUGH") != nullptr;
-  const int runs = thorough ? 20 * sample : cases(sample, 2);
+  const int runs = thorough ? 22 * sample : cases(sample, 2);
   int broken = 0;
   int judged = 0;
   for (int i = 0; i < runs; ++i) {
