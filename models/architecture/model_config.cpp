@@ -378,6 +378,16 @@ double largest_mixers(const Model& m) {
   return static_cast<double>(m.layers) * out;
 }
 
+/// ALBERT's layers may share the weights of several by turns.
+void read_groups_of_layers(JsonReader& reader) {
+  for (const char* key : {"num_hidden_groups", "inner_group_num"}) {
+    std::int64_t groups = 1;
+    if (!reader.read(key, groups, kConfigSize) || groups == 1) continue;
+    reader.fail(key, "found " + std::to_string(groups) + ": all layers have the weights of one",
+                ErrorKind::kUnsupported);
+  }
+}
+
 class ModelReader {
  public:
   ModelReader(const Config& config, const std::string& source)
@@ -406,6 +416,7 @@ class ModelReader {
     if (is("listed_shapes")) read_listed_shapes(x_reader, x_model);
     if (is("window_shape")) read_window_shape(x_reader, x_model);
     if (is("listed_heads")) read_listed_heads(x_reader, x_model);
+    if (x_model.hybrid.one_layer) read_groups_of_layers(x_reader);
     if (is("lightning")) read_lightning(x_reader, x_model);
     if (is("block_configs")) read_block_configs(x_reader, x_model);
     read_ends(x_json, x_config.type, is("embedding_projection"), is("patches"), x_reader, x_model);

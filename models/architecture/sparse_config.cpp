@@ -251,6 +251,11 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
     l.index_dim = 128;
     reader.read("index_head_dim", l.index_dim, kConfigSize);
     reader.read("index_topk", l.index_keys, kConfigSize);
+    std::int64_t every = 1;
+    if (reader.read("index_topk_freq", every, kConfigSize) && every > 1) {
+      m.notes.left_out.emplace_back(
+          "layers that take the keys an earlier one chose (index_topk_freq): each chooses");
+    }
   }
   m.head_dim = l.nope + l.rope;
   m.kv_heads = m.heads;

@@ -517,6 +517,11 @@ TEST(ModelTypes, FaultsOfSharedBlocksAndImagesAreTold) {
   EXPECT_EQ(fault(vit + "}"), "");
   EXPECT_NE(fault(vit + R"(,"patch_size":225})").find("patch_size"), std::string::npos);
   EXPECT_NE(fault(vit + R"(,"id2label":{}})").find("id2label"), std::string::npos);
+  const std::string albert =
+      R"({"model_type":"albert","num_hidden_layers":4,"hidden_size":64,"num_attention_heads":4,)"
+      R"("vocab_size":100,"max_position_embeddings":32,"inner_group_num":1,"num_hidden_groups":)";
+  EXPECT_EQ(fault(albert + "1}"), "");
+  EXPECT_NE(fault(albert + "2}").find("num_hidden_groups"), std::string::npos);
 }
 
 }  // namespace
