@@ -5,6 +5,7 @@
 #include "models/lower.h"
 #include "models/plan/plan_tensor.h"
 #include "sim/program/verify.h"
+#include "tests/support/op_flops.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -40,21 +41,6 @@ Workload lowered(const Model& model, const Plan& plan) {
   Workload out = lower(model, plan);
   const Status fault = verify(out);
   EXPECT_TRUE(fault.ok()) << fault.error().message;
-  return out;
-}
-
-/// FLOPs of ops of a kind of work on the first rank whose name begins so.
-template <typename Kind>
-double flops_of_ops(const Workload& workload, const std::string& prefix) {
-  double out = 0;
-  const Program& program = workload.programs[0];
-  for (const Call& call : program.calls) {
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      const Work& work = program.works[op.work.index()];
-      const bool named = std::string_view(op.name).starts_with(prefix);
-      if (named && std::holds_alternative<Kind>(work)) out += flops_of(work);
-    }
-  }
   return out;
 }
 

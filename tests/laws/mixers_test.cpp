@@ -5,6 +5,7 @@
 #include "sim/program/read_work.h"
 #include "sim/program/scan.h"
 #include "sim/program/verify.h"
+#include "tests/support/op_flops.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -454,21 +455,6 @@ Model with_indexer() {
   return model;
 }
 
-/// FLOPs of a rank's ops of a kind whose names begin so.
-template <typename Kind>
-double flops_named(const Workload& workload, const std::string& prefix) {
-  double out = 0;
-  const Program& program = workload.programs[0];
-  for (const Call& call : program.calls) {
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      const Work& work = program.works[op.work.index()];
-      const bool named = std::string_view(op.name).starts_with(prefix);
-      if (named && std::holds_alternative<Kind>(work)) out += flops_of(work);
-    }
-  }
-  return out;
-}
-
 // Every tensor rank has the whole indexer, of all tokens: linears forward and, since nothing goes
 // through their inputs, the gradients of their weights.
 TEST(Indexers, AreWholeOnEveryTensorRank) {
@@ -482,7 +468,7 @@ TEST(Indexers, AreWholeOnEveryTensorRank) {
     ASSERT_TRUE(fault.ok()) << fault.error().message;
     const std::int64_t from = l.q_rank > 0 ? l.q_rank : model.hidden;
     const std::int64_t matrices = 64 * from + (32 + 2) * model.hidden;
-    EXPECT_DOUBLE_EQ(flops_named<Gemm>(workload, "attention.index."),
+    EXPECT_DOUBLE_EQ(flops_of_ops<Gemm>(workload, "attention.index."),
                      static_cast<double>(model.layers * 4 * 128 * matrices));
   }
 }
@@ -497,7 +483,7 @@ TEST(Indexers, ChooseTheKeysThatAttentionSees) {
   const double all = 128.0 * 128 / 2;
   const double seen = 128.0 * 48 - 48.0 * 48 / 2;
   const auto score = [](const Workload& of, const char* op) {
-    return flops_named<Attention>(of, op);
+    return flops_of_ops<Attention>(of, op);
   };
   const double scores = score(workload, "attention.index.scores_gradient");
   EXPECT_NEAR(score(workload, "attention.index.scores") - scores, layers * all * 2 * 2 * 33,
@@ -550,10 +536,10 @@ TEST(Values, MayBeNarrowerThanKeys) {
     const double kv = static_cast<double>(wide.kv_width() / 2 / tensor);
     const double q = static_cast<double>(wide.query_width() / 2 / tensor);
     EXPECT_DOUBLE_EQ(
-        flops_named<Gemm>(of_wide, "attention.") - flops_named<Gemm>(of_narrow, "attention."),
+        flops_of_ops<Gemm>(of_wide, "attention.") - flops_of_ops<Gemm>(of_narrow, "attention."),
         layers * 6 * tokens * h * (kv + q));
-    const double core = flops_named<Attention>(of_wide, "attention.core");
-    EXPECT_NEAR(flops_named<Attention>(of_narrow, "attention.core") / core, 1 - 1.5 / 7, 1e-9);
+    const double core = flops_of_ops<Attention>(of_wide, "attention.core");
+    EXPECT_NEAR(flops_of_ops<Attention>(of_narrow, "attention.core") / core, 1 - 1.5 / 7, 1e-9);
   }
 }
 
