@@ -5,8 +5,7 @@
 namespace foretrain {
 
 void add_block_frames(Stage& stage) {
-  if (stage.model.hybrid.shared.blocks == 0) return;
-  EndLayouts& embedding = stage.holds.embedding;
+  const EndLayouts& embedding = stage.holds.embedding;
   const LayoutId gradient = stage.holds.layer.hidden_gradient;
   for (LayerLayouts& layer : stage.holds.kinds) {
     if (layer.kind.shared == 0) continue;

@@ -9,17 +9,6 @@ namespace foretrain {
 
 static constexpr const char* kSinks = "attention.sinks.weight";
 
-/// What composed operations keep lives from a forward to a backward op: of no time, on no data.
-static void keep_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
-  if (!kept.valid()) return;
-  w.compute(name + ".keep", HostDelay{}, {}, {kept.view()}).category = Category::kHost;
-}
-
-static void let_go_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
-  if (!kept.valid()) return;
-  w.compute(name + ".release", HostDelay{}, {kept.part(0, 0)}, {}).category = Category::kHost;
-}
-
 void LayerOps::blocks_write_to(LayoutWriter& local) {
   x_quantizer.write_to(local);
   if (x_moe) x_moe->write_to(local, x_quantizer);
@@ -70,7 +59,7 @@ void LayerOps::forward_norm(SegmentWriter& w, const char* name, const NormRefs& 
   if (x_grid) return x_grid->norm(w, name, norm, in, out, stats);
   w.compute(name, norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, false),
             norm_reads(in, norm), {out.view(), stats.view()});
-  keep_composed(w, name, norm.composed);
+  keep_until_released(w, name, norm.composed);
 }
 
 Ref LayerOps::norm_after(SegmentWriter& w, const std::string& block, const BranchNorms& norms,
@@ -163,7 +152,7 @@ void LayerOps::forward_activation(SegmentWriter& w) {
       "mlp.activation",
       written_out(kernel(activation_kind(x_model.activation, false), x_tokens, x_down.in), x_model),
       std::move(reads), {x_b.act.view()});
-  keep_composed(w, "mlp.activation", x_b.composed_act);
+  keep_until_released(w, "mlp.activation", x_b.composed_act);
   x_quantizer.quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_x);
 }
 
@@ -235,7 +224,7 @@ void LayerOps::backward_activation(SegmentWriter& w, const Ref& d_act, const Ref
       "mlp.activation_gradient",
       written_out(kernel(activation_kind(x_model.activation, true), x_tokens, x_down.in), x_model),
       std::move(reads), std::move(writes));
-  let_go_composed(w, "mlp.activation", x_b.composed_act);
+  release_kept(w, "mlp.activation", x_b.composed_act);
 }
 
 void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm,
@@ -254,7 +243,7 @@ void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const No
   w.compute(name + ".gradient",
             norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, true),
             std::move(reads), std::move(writes));
-  let_go_composed(w, name, norm.composed);
+  release_kept(w, name, norm.composed);
 }
 
 Ref LayerOps::backward_core(SegmentWriter& w, const Ref& d_mixed, const Ref& d_qkv) {

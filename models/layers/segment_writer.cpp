@@ -65,4 +65,14 @@ void SegmentWriter::record(EventRef event) {
   op.records = event;
 }
 
+void keep_until_released(SegmentWriter& w, const std::string& name, const Ref& kept) {
+  if (!kept.valid()) return;
+  w.compute(name + ".keep", HostDelay{}, {}, {kept.view()}).category = Category::kHost;
+}
+
+void release_kept(SegmentWriter& w, const std::string& name, const Ref& kept) {
+  if (!kept.valid()) return;
+  w.compute(name + ".release", HostDelay{}, {kept.part(0, 0)}, {}).category = Category::kHost;
+}
+
 }  // namespace foretrain

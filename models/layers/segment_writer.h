@@ -152,6 +152,10 @@ class SegmentWriter {
   int x_last = -1;
 };
 
+/// A buffer lives from here to `release_kept`: of no time, on no data. Nothing where it is invalid.
+void keep_until_released(SegmentWriter& w, const std::string& name, const Ref& kept);
+void release_kept(SegmentWriter& w, const std::string& name, const Ref& kept);
+
 /// The layouts that `Passes` (LayerSegments, EndSegments) were written into, now complete.
 template <typename Passes>
 Passes closed_layouts(ProgramBuilder& builder, LayoutWriter& saved, LayoutWriter& forward,

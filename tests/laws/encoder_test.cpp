@@ -3,6 +3,7 @@
 
 #include "models/lower.h"
 #include "sim/program/verify.h"
+#include "tests/support/op_flops.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -119,16 +120,7 @@ Workload lowered(const Model& model, PlanDegrees degrees, std::int64_t micro) {
 
 /// Multiply-adds of the products of a rank of stage `stage` whose names begin so.
 std::int64_t products(const Workload& workload, const std::string& prefix, std::size_t stage = 0) {
-  double sum = 0;
-  const Program& program = workload.programs[stage];
-  for (const Call& call : program.calls) {
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      const Work& work = program.works[op.work.index()];
-      const bool named = std::string_view(op.name).starts_with(prefix);
-      if (named && std::holds_alternative<Gemm>(work)) sum += flops_of(work);
-    }
-  }
-  return static_cast<std::int64_t>(sum / 2);
+  return static_cast<std::int64_t>(flops_of_ops<Gemm>(workload, prefix, stage) / 2);
 }
 
 // 196 patches of 3 x 16 x 16 numbers go through a matrix, without a gradient of the image; a class

@@ -8,11 +8,11 @@
 
 namespace foretrain {
 
-/// Of all calls of a rank of the workload's first Program.
+/// Of all calls of a rank of the workload's first Program, or of another.
 template <typename Kind>
-double flops_of_ops(const Workload& workload, std::string_view prefix) {
+double flops_of_ops(const Workload& workload, std::string_view prefix, std::size_t at = 0) {
   double out = 0;
-  const Program& program = workload.programs[0];
+  const Program& program = workload.programs[at];
   for (const Call& call : program.calls) {
     for (const Op& op : program.segments[call.segment.index()].ops) {
       const Work& work = program.works[op.work.index()];

@@ -96,10 +96,7 @@ void IndexBlock::forward(SegmentWriter& w, const Ref& x, const Ref& queries, con
   w.compute("attention.index.choose", choose, {block.view()}, {x_kept.chosen.view()});
   w.compute("attention.index.target", teacher(), {qkv.view(), x_kept.chosen.view()},
             {x_kept.target.view()});
-  if (x_kept.absorbed.valid()) {  // it lives until the gradients: of no time, on no data
-    w.compute("attention.absorbed.keep", HostDelay{}, {}, {x_kept.absorbed.view()}).category =
-        Category::kHost;
-  }
+  keep_until_released(w, "attention.absorbed", x_kept.absorbed);
   if (x_plan.tensor == 1) return;
   Collective sum = over_tensor(CollectiveKind::kAllReduce, x_kept.target.count);
   sum.dtype = DType::kFp32;
@@ -108,10 +105,7 @@ void IndexBlock::forward(SegmentWriter& w, const Ref& x, const Ref& queries, con
 }
 
 void IndexBlock::backward(SegmentWriter& w, const Ref& x, const Ref& queries) {
-  if (x_kept.absorbed.valid()) {
-    w.compute("attention.absorbed.release", HostDelay{}, {x_kept.absorbed.part(0, 0)}, {})
-        .category = Category::kHost;
-  }
+  release_kept(w, "attention.absorbed", x_kept.absorbed);
   const Ref d_queries = temporary("d index queries", x_kept.queries.count);
   const Ref d_key = temporary("d index key", x_kept.key.count);
   const Ref d_gates = temporary("d index gates", x_kept.weights.count);
