@@ -9,6 +9,7 @@
 #include "models/plan/layout/plan_stages.h"
 #include "models/slots.h"
 #include "sim/base/check.h"
+#include "sim/base/threads.h"
 
 namespace foretrain {
 namespace {
@@ -125,9 +126,7 @@ class Lowering {
   Lowering(const Model& model, const Plan& plan) : x_model(model), x_plan(plan), x_order(plan) {}
 
   Workload run() {
-    for (std::int64_t s = 0; s < x_plan.pipeline; ++s) {
-      x_out.programs.push_back(write_stage(x_model, x_plan, s));
-    }
+    write_stages();
     x_out.ranks.resize(static_cast<std::size_t>(x_plan.accelerators));
     for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
       x_at.push_back(x_order.coordinates(static_cast<std::int64_t>(r)));
@@ -147,6 +146,19 @@ class Lowering {
  private:
   const Program& program(const Coordinates& at) const {
     return x_out.programs[static_cast<std::size_t>(at.pipeline)];
+  }
+
+  /// At once on all cores where they are long.
+  void write_stages() {
+    constexpr std::int64_t kLong = 512;  // passes of layers
+    const std::size_t threads = x_plan.microbatches() * x_model.layers < kLong ? 1 : 0;
+    x_out.programs.resize(static_cast<std::size_t>(x_plan.pipeline));
+    in_parallel(
+        x_out.programs.size(),
+        [this](std::size_t s) {
+          x_out.programs[s] = write_stage(x_model, x_plan, static_cast<std::int64_t>(s));
+        },
+        threads);
   }
 
   static int slot_in(const std::vector<std::string>& slots, std::string_view name) {

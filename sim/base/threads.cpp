@@ -8,6 +8,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "sim/base/stop.h"
@@ -65,6 +66,22 @@ class Gate {
   std::atomic<State> x_state{State::kClosed};
 };
 
+/// Whether this thread does the work of `in_parallel`.
+thread_local bool t_shares = false;
+
+class Sharing {
+ public:
+  Sharing() : x_before(std::exchange(t_shares, true)) {}
+  ~Sharing() { t_shares = x_before; }
+  Sharing(const Sharing&) = delete;
+  Sharing& operator=(const Sharing&) = delete;
+  Sharing(Sharing&&) = delete;
+  Sharing& operator=(Sharing&&) = delete;
+
+ private:
+  bool x_before;
+};
+
 }  // namespace
 
 Error reason_or_want(const char* reason) noexcept {
@@ -78,12 +95,13 @@ Error reason_or_want(const char* reason) noexcept {
 
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work,
                  std::size_t threads) {
-  if (threads == 0) threads = std::max(1U, std::thread::hardware_concurrency());
+  if (threads == 0) threads = t_shares ? 1 : std::max(1U, std::thread::hardware_concurrency());
   std::atomic<std::size_t> next{0};
   FirstException first;
   const std::atomic<bool>* const stop = stop_flag();
   const auto take = [&] {
     const StopScope scope(stop);
+    const Sharing sharing;
     try {
       for (std::size_t i = next++; i < count && !first.any(); i = next++) work(i);
     } catch (...) {

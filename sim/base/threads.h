@@ -31,9 +31,9 @@ auto or_want(const Work& work) -> decltype(work()) {
 }
 
 /// Calls `work` with each of 0 to `count` - 1, on so many threads at once, this one among them; 0:
-/// as many as there are cores. `stop_asked` answers on each as it does here. Where the system gives
-/// fewer threads, fewer do the work. An exception of `work` ends the others after what they are at,
-/// and is thrown here.
+/// as many as there are cores, or within the work of another `in_parallel` this one alone.
+/// `stop_asked` answers on each as it does here. Where the system gives fewer threads, fewer do the
+/// work. An exception of `work` ends the others after what they are at, and is thrown here.
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work,
                  std::size_t threads = 0);
 

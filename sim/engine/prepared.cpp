@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "sim/base/check.h"
+#include "sim/base/threads.h"
 
 namespace foretrain {
 namespace {
@@ -407,8 +408,14 @@ Result<Prepared> prepare(const Workload& workload, const CostModel& model, Quoti
                          " streams; at most " + std::to_string(StreamSet::kMost) +
                          " are simulated");
     }
-    prepared.programs.push_back(Flattener(program).run());
   }
+  constexpr std::size_t kLong = 1024;  // calls
+  const bool few = workload.programs.empty() || workload.programs.front().calls.size() < kLong;
+  prepared.programs.resize(workload.programs.size());
+  in_parallel(
+      workload.programs.size(),
+      [&](std::size_t p) { prepared.programs[p] = Flattener(workload.programs[p]).run(); },
+      few ? 1 : 0);
   FT_TRY(price_all(workload, model, prepared));
   return prepared;
 }

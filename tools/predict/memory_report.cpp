@@ -1,6 +1,8 @@
 #include "tools/predict/memory_report.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "models/lower.h"
 #include "models/slots.h"
 #include "sim/base/assets.h"
+#include "sim/base/threads.h"
 #include "sim/program/allocator.h"
 
 namespace foretrain {
@@ -187,22 +190,44 @@ class StageMemory {
       std::size_t first = 0;
       while (first < p && !alike(first, p)) ++first;
       x_first.push_back(first);
-      x_peaks.push_back(first < p ? x_peaks[first] : memory_peak(programs[p]));
+      if (first == p) x_kinds.push_back(p);
     }
+    x_peaks.resize(programs.size());
+    each_kind([&](std::size_t p) { x_peaks[p] = memory_peak(programs[p]); });
   }
 
-  const MemoryPeak& peak(std::size_t p) const { return x_peaks[p]; }
+  const MemoryPeak& peak(std::size_t p) const { return x_peaks[x_first[p]]; }
+
+  /// Walks those of at least `least` at their peak, which `reserved` without a limit tells then.
+  void walk(Bytes least) {
+    for (const std::size_t p : x_kinds) {
+      if (x_peaks[p].bytes >= least) x_reserved[{p, 0}] = {};
+    }
+    each_kind([this](std::size_t p) {
+      const auto found = x_reserved.find({p, 0});
+      if (found != x_reserved.end()) found->second = walked(p, 0);
+    });
+  }
 
   const AllocatorUse& reserved(std::size_t p, Bytes limit) {
     const auto [found, fresh] = x_reserved.try_emplace({x_first[p], limit});
-    if (fresh) {
-      found->second =
-          caching_allocator(x_step.workload.programs[p], x_rules, limit, x_step.more_of(p));
-    }
+    if (fresh) found->second = walked(p, limit);
     return found->second;
   }
 
  private:
+  AllocatorUse walked(std::size_t p, Bytes limit) const {
+    return caching_allocator(x_step.workload.programs[p], x_rules, limit, x_step.more_of(p));
+  }
+
+  /// Of the Programs that no earlier one is like, at once where they are long.
+  void each_kind(const std::function<void(std::size_t)>& work) const {
+    constexpr std::size_t kLong = 256;  // calls
+    const bool few = x_step.workload.programs.front().calls.size() < kLong;
+    in_parallel(
+        x_kinds.size(), [&](std::size_t i) { work(x_kinds[i]); }, few ? 1 : 0);
+  }
+
   bool alike(std::size_t first, std::size_t p) const {
     const std::vector<Program>& programs = x_step.workload.programs;
     return x_first[first] == first &&
@@ -213,7 +238,8 @@ class StageMemory {
   const LoweredStep& x_step;
   const AllocatorRules& x_rules;
   std::vector<std::size_t> x_first;  ///< by Program: the first that is like it
-  std::vector<MemoryPeak> x_peaks;
+  std::vector<std::size_t> x_kinds;  ///< those that are the first of their like
+  std::vector<MemoryPeak> x_peaks;   ///< by Program, of these
   std::map<std::pair<std::size_t, Bytes>, AllocatorUse> x_reserved;  ///< by that, and the limit
 };
 
@@ -275,12 +301,22 @@ void take_fuller(double used, double capacity, double& out, double& out_capacity
   out_capacity = capacity;
 }
 
+/// Most that a Program keeps there at once.
+double peak_gib_in(const Program& program, Memory memory) {
+  const auto there = [memory](const Buffer& buffer) { return buffer.memory == memory; };
+  const auto has_some = [&there](const FrameLayout& layout) {
+    return std::any_of(layout.buffers.begin(), layout.buffers.end(), there);
+  };
+  if (std::none_of(program.layouts.begin(), program.layouts.end(), has_some)) return 0;
+  return gib(memory_peak(program, memory).bytes);
+}
+
 /// Beside the devices: of the node whose ranks keep most of what it has, the mean.
 void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
   std::vector<double> on_host, in_storage;
   for (const Program& program : workload.programs) {
-    on_host.push_back(gib(memory_peak(program, Memory::kHost).bytes));
-    in_storage.push_back(gib(memory_peak(program, Memory::kStorage).bytes));
+    on_host.push_back(peak_gib_in(program, Memory::kHost));
+    in_storage.push_back(peak_gib_in(program, Memory::kStorage));
   }
   std::vector<const Cluster*> pools;
   for (const Cluster& pool : run.cluster.pools) pools.push_back(&pool);
@@ -329,6 +365,9 @@ Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
   }
   // Fragments and communicators differ between stages by less than this share of tensors.
   constexpr double kNear = 0.95;
+  const bool planned = run.cluster.scale_up == ScaleUp::kTorus || run.plan.memory.planned;
+  const double least = run.cluster.pools.empty() ? kNear * static_cast<double>(most) : 0;
+  if (!planned) memory.walk(static_cast<Bytes>(std::ceil(least)));
   std::optional<MemoryReport> out;
   Communicators communicators(run, workload, library.nccl);
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
