@@ -25,6 +25,19 @@ TEST(Threads, DoEveryPartOnce) {
   }
 }
 
+// Cores that are busy with parts of the work do not get parts of these parts as well.
+TEST(Threads, WithinAPartDoTheRestAlone) {
+  for (const std::size_t threads : {1U, 4U}) {
+    std::atomic<int> elsewhere{0};
+    const auto part = [&](std::size_t) {
+      const std::thread::id here = std::this_thread::get_id();
+      in_parallel(64, [&](std::size_t) { elsewhere += std::this_thread::get_id() != here; });
+    };
+    in_parallel(8, part, threads);
+    EXPECT_EQ(elsewhere, 0);
+  }
+}
+
 // An exception in a thread would end the process.
 TEST(Threads, CarryExceptionsBack) {
   for (const std::size_t threads : {1U, 8U}) {
