@@ -58,6 +58,14 @@ Json modules(const std::vector<std::string>& names) {
   return out;
 }
 
+/// Whether a layer has an MLP of its own: those of blocks that layers share are not computed again.
+bool has_dense_layers(const Model& model) {
+  const std::vector<LayersOfKind> kinds = model.kinds(false);
+  return std::any_of(kinds.begin(), kinds.end(), [](const LayersOfKind& of) {
+    return of.kind.feed_forward == FeedForward::kMlp;
+  });
+}
+
 /// Nothing, what is cheap to compute again, so many layers of a stage, all of them.
 std::vector<Json> recomputations(const Run& seed) {
   std::vector<Json> out = {Json("none")};
@@ -71,7 +79,7 @@ std::vector<Json> recomputations(const Run& seed) {
     out.push_back(modules(cheap));
     cheap.emplace_back("layernorm");
     out.push_back(modules(cheap));
-  } else {
+  } else if (has_dense_layers(seed.model)) {
     out.push_back(modules({"mlp"}));
   }
   for (std::int64_t layers : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
