@@ -79,7 +79,7 @@ class ThreadTransport : public Transport {
 
   Status exchange(RankId self, std::span<const MessageCall> messages, Arrival*) override {
     const WaitsHere waits(x_watch.of(self));
-    const auto done = std::make_shared<bool[]>(messages.size());
+    const std::shared_ptr<bool[]> done(new bool[messages.size()]());
     for (std::size_t i = 0; i < messages.size(); ++i) {
       const Channel& channel = x_workload.channels[messages[i].channel.index()];
       FT_CHECK((messages[i].send ? channel.source : channel.destination) == self,

@@ -364,7 +364,7 @@ class DeltaRule {
 template <typename T>
 void scan_deltas(const Scan& w, const Operands<T>& x) {
   if (w.backward) {
-    for (const std::size_t parameter : {4, 5}) {
+    for (const std::size_t parameter : {4U, 5U}) {
       if (x.reads_back(parameter)) continue;
       std::fill_n(x.out(parameter), x.writes[parameter].count, T(0));
     }

@@ -13,7 +13,7 @@ namespace {
 
 using Ps = std::int64_t;
 constexpr PassKind kForwards = PassKind::kForward;
-constexpr PassKind kWeights = PassKind::kWeightGradients;
+constexpr PassKind kWeightPass = PassKind::kWeightGradients;
 
 /// Of a pass through one chunk, and of a message.
 struct Durations {
@@ -52,7 +52,7 @@ struct Passes {
       return next < done.size() ? std::optional(done[next]) : std::nullopt;
     };
     if (next == static_cast<std::size_t>(microbatches)) return std::nullopt;
-    if (kind == kWeights) return end_of(backward, chunk);
+    if (kind == kWeightPass) return end_of(backward, chunk);
     const std::optional<std::int64_t> before = from(kind, chunk);
     if (!before) return kind == kForwards ? std::optional<Ps>(0) : end_of(kForwards, chunk);
     const std::optional<Ps> sent = end_of(kind, *before);
@@ -155,9 +155,10 @@ class RankedRun {
     std::optional<Choice> best;
     for (const std::int64_t index : {1, 0}) {
       const std::int64_t chunk = x_passes.plan.chunk_at(stage, index);
-      if (!x_passes.arrives(x_ends, index, kWeights, chunk, 0)) continue;
-      const auto done = static_cast<double>(x_ends[x_passes.place(index, kWeights, chunk)].size());
-      if (!best || done < best->rank) best = Choice{done, kWeights, index, chunk};
+      if (!x_passes.arrives(x_ends, index, kWeightPass, chunk, 0)) continue;
+      const auto done =
+          static_cast<double>(x_ends[x_passes.place(index, kWeightPass, chunk)].size());
+      if (!best || done < best->rank) best = Choice{done, kWeightPass, index, chunk};
     }
     return best;
   }
@@ -168,17 +169,17 @@ class RankedRun {
     const std::int64_t before = x_passes.both_ways() ? c.index * x_passes.microbatches : 0;
     s.passes.push_back(Pass{static_cast<std::int32_t>(c.index),
                             static_cast<std::int32_t>(before + std::ssize(ends)), c.kind});
-    const Ps duration = c.kind == kForwards  ? x_takes.forward
-                        : c.kind == kWeights ? x_takes.weights
-                                             : x_takes.backward;
+    const Ps duration = c.kind == kForwards     ? x_takes.forward
+                        : c.kind == kWeightPass ? x_takes.weights
+                                                : x_takes.backward;
     s.free = now + duration;
     ends.push_back(s.free);
     std::int64_t& kept = s.kept[static_cast<std::size_t>(c.index)];
     if (c.kind == kForwards) ++kept;
-    if (c.kind == (split() ? kWeights : x_passes.backward)) --kept;
+    if (c.kind == (split() ? kWeightPass : x_passes.backward)) --kept;
     x_queue.emplace(s.free, stage);
     const std::int64_t to = c.kind == kForwards ? c.chunk + 1 : c.chunk - 1;
-    if (c.kind != kWeights && to >= 0 && to <= x_passes.deepest) {
+    if (c.kind != kWeightPass && to >= 0 && to <= x_passes.deepest) {
       x_queue.emplace(s.free, x_passes.stage_of(c.index, to));
     }
   }
@@ -242,7 +243,7 @@ class Refilled {
   }
   bool step(Stage& s, std::size_t stage, const std::vector<Pass>& list) {
     const Pass& pass = list[s.at];
-    if (pass.kind == kWeights) return ++s.at, true;
+    if (pass.kind == kWeightPass) return ++s.at, true;
     const std::int64_t chunk = x_passes.plan.chunk_at(static_cast<std::int64_t>(stage), pass.chunk);
     const auto arrives = x_passes.arrives(x_ends, pass.chunk, pass.kind, chunk, x_takes.transfer);
     if (!arrives) return false;
@@ -257,7 +258,7 @@ class Refilled {
     s.passes.push_back(pass);
     if (forward) ++s.kept;
     if (!forward && x_passes.plan.splits_backward()) {
-      s.weights.push(Pass{pass.chunk, pass.microbatch, kWeights});
+      s.weights.push(Pass{pass.chunk, pass.microbatch, kWeightPass});
     } else if (!forward) {
       --s.kept;
     }

@@ -62,7 +62,7 @@ Layer predicted(const Run& run) {
   std::map<std::string, std::pair<Time, Time>> at;
   Layer out;
   for (const Span& span : timeline.spans) {
-    const std::string& name = timeline.infos[span.info].name;
+    const std::string& name = timeline.infos[static_cast<std::size_t>(span.info)].name;
     at[name] = {span.begin, span.end};
     if (name.starts_with("moe.experts") && name.ends_with("quantize_weights")) {
       out.all.forward_ms += (span.end - span.begin).us() / 1e3;

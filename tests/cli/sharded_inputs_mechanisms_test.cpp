@@ -225,7 +225,7 @@ TEST(Mechanisms, OfUlysses) {
     }
     const std::string unit = std::to_string(2 * SmallModel::kMatrices) + " B on data";
     const Lines story = Story(program).lines;
-    const std::size_t microbatches = ranks / 2;
+    const auto microbatches = static_cast<std::size_t>(ranks / 2);
     EXPECT_EQ(with_part(starting_with(story, "all-gather"), unit).size(), 6U * microbatches);
     EXPECT_EQ(with_part(starting_with(story, "reduce-scatter"), unit).size(), 3U * microbatches);
   }

@@ -82,8 +82,8 @@ void expect_derivatives(const Model& model, const Plan& plan) {
       size += gradient.values[i] * gradient.values[i];
     }
     constexpr double kDistance = 1e-5;
-    const auto between = [&](double distance) {
-      return loss_at(workload, name, distance, key) - loss_at(workload, name, -distance, key);
+    const auto between = [&, &of = name](double distance) {
+      return loss_at(workload, of, distance, key) - loss_at(workload, of, -distance, key);
     };
     // The difference of two losses near 3 is exact to 1e-15 / 1e-5. Norms of small rows curve, so
     // two distances take the next term of the series away.

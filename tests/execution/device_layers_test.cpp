@@ -24,7 +24,7 @@ void expect_operations_alike(const std::vector<DeviceCase>& all) {
     const Workload workload = lowered(one, DType::kFp32);
     const auto transport = make_thread_transport(workload);
     const auto host = make_host_kernels_device();
-    for (const std::size_t team : {1, 3}) {
+    for (const std::size_t team : {1U, 3U}) {
       const auto loops = make_loop_device(RankId(0), *transport, team);
       ASSERT_TRUE(loops->open(1, 0).ok());
       expect_ops_alike(workload, *host, *loops, 2e-5, false);

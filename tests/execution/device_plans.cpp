@@ -28,7 +28,7 @@ void collect(const std::vector<TensorSlice>& slices, std::size_t rank, const Val
     const auto values = values_of(slice.owner);
     to.clear();
     for (std::int64_t i = slice.begin; i < slice.end; ++i) {
-      to.push_back(static_cast<double>(values[slice.element + i]));
+      to.push_back(static_cast<double>(values[static_cast<std::size_t>(slice.element + i)]));
     }
   }
 }

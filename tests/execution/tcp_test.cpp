@@ -140,7 +140,7 @@ std::vector<std::vector<T>> collectives(const Workload& workload, GroupId group,
 }
 
 TEST(Tcp, CollectivesAreThoseOfThreadsBitByBit) {
-  for (const std::size_t ranks : {1, 2, 4}) {
+  for (const std::size_t ranks : {1U, 2U, 4U}) {
     const Workload workload = world_of(ranks);
     for (std::size_t g = 0; g < workload.groups.size(); ++g) {
       SCOPED_TRACE(std::to_string(g + 1) + " of " + std::to_string(ranks));

@@ -124,7 +124,8 @@ TEST_P(RingSelf, HoldsBlocksOneByOne) {
   std::int64_t held = 0, most = 0;
   for (const Op& op : forward.ops) {
     const auto keys = [&](const BufferRef& ref) {
-      const FrameLayout& layout = program.layouts[forward.frames[ref.frame].index()];
+      const FrameLayout& layout =
+          program.layouts[forward.frames[static_cast<std::size_t>(ref.frame)].index()];
       return layout.buffers[static_cast<std::size_t>(ref.buffer)].name == "context keys";
     };
     held += std::count_if(op.allocates.begin(), op.allocates.end(), keys);

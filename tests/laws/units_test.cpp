@@ -334,9 +334,10 @@ TEST(LiveParameters, AreGatheredAhead) {
     const auto backward = gathered_ahead(verified(model, plan), "layer backward");
     ASSERT_EQ(forward.size(), 6U);
     ASSERT_EQ(backward.size(), 6U);
-    for (std::int64_t l = 0; l < 6; ++l) {  // the ends are gathered first
-      EXPECT_EQ(forward[l], 1 + std::min<std::int64_t>(6, l + 1 + ahead)) << ahead << " " << l;
-      EXPECT_EQ(backward[l], 7 + std::min<std::int64_t>(6, l + 1 + ahead)) << ahead << " " << l;
+    for (std::size_t l = 0; l < 6; ++l) {  // the ends are gathered first
+      const auto gathered = std::min<std::int64_t>(6, static_cast<std::int64_t>(l) + 1 + ahead);
+      EXPECT_EQ(forward[l], 1 + gathered) << ahead << " " << l;
+      EXPECT_EQ(backward[l], 7 + gathered) << ahead << " " << l;
     }
   }
   // One unit ahead is what both prefetches do.
@@ -445,7 +446,7 @@ TEST(UnitsInLine, TakeComputeAndTraffic) {
     /// What two layers take; `live` 0: in line.
     const auto two_layers = [&](const Rates& rates, std::int64_t live) {
       std::array<std::int64_t, 2> times{};
-      for (const std::size_t more : {0, 1}) {
+      for (const std::size_t more : {0U, 1U}) {
         Model model = small_gpt();
         model.layers = 6 + 2 * static_cast<std::int64_t>(more);
         Plan plan = plan_of_parameters(model, 8, 2);
@@ -524,7 +525,8 @@ Bytes received_by_node(const Workload& workload, const std::string& name, std::i
         const auto& c = std::get<Collective>(program.works[op.work.index()]);
         const auto& group = workload.groups[rank.groups[c.group.index()].index()];
         const Bytes part = bytes_of(c.dtype, c.count) / static_cast<Bytes>(group.size());
-        for (const RankId member : group) out += member.index() / node_ranks > 0 ? part : 0;
+        for (const RankId member : group)
+          out += static_cast<std::int64_t>(member.index()) >= node_ranks ? part : 0;
       }
     }
   }

@@ -281,7 +281,8 @@ void draw_contiguous(Rng rng, const Model& model, Plan& p) {
 /// Linears on 16-bit copies. What is drawn later does not depend on it.
 void draw_autocast(Rng rng, const Model& model, Plan& p) {
   if (!found_by(check_autocast, model, p).empty() || rng.below(3) == 0) return;
-  p.fusion = std::array{Fusion::kEager, Fusion::kFused, Fusion::kCompiled}.at(rng.below(3));
+  p.fusion = std::array{Fusion::kEager, Fusion::kFused, Fusion::kCompiled}.at(
+      static_cast<std::size_t>(rng.below(3)));
   p = under_autocast(p);
   p.loss.form = rng.below(2) == 0 ? LossForm::kTorch : LossForm::kFused;
   p.separate_projections = rng.below(2) == 0;

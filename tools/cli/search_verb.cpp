@@ -123,7 +123,8 @@ Status search(const SearchArgs& args) {
   if (!args.report.empty()) {
     FT_TRY(write_output(args.report, search_page(search_json(result, options))));
   }
-  FT_TRY(give_json(args.json, args.caller, [&] { return search_json(result, options); }));
+  FT_TRY(give_json(args.json, args.caller,
+                   [&found = result, &options] { return search_json(found, options); }));
   if (!args.csv.empty()) FT_TRY(write_output(args.csv, search_csv(result)));
   if (!args.out.empty() && !result.plans.empty()) {
     FT_TRY(write_output(args.out, dump_json(result.plans.front().run) + "\n"));

@@ -29,7 +29,7 @@ class Packer {
     if constexpr (CopiedAsBytes<T>) {
       x_bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
     } else {
-      std::apply([this](const auto&... each) { (add(each), ...); },
+      std::apply([this](const auto&... each) { (this->add(each), ...); },
                  fields(const_cast<T&>(value)));  // `fields` is written once for both ways
     }
     return *this;
@@ -63,7 +63,7 @@ class Packer {
   template <typename... Ts>
   Packer& add(const std::variant<Ts...>& one) {
     add(one.index());
-    std::visit([this](const auto& held) { add(held); }, one);
+    std::visit([this](const auto& held) { this->add(held); }, one);
     return *this;
   }
   Packer& add(const Json& json) { return add(static_cast<const Json::Alternatives&>(json.value)); }
@@ -87,7 +87,7 @@ class Unpacker {
       std::memcpy(&value, x_bytes.data() + x_at, sizeof value);
       x_at += sizeof value;
     } else {
-      std::apply([this](auto&... each) { (read(each), ...); }, fields(value));
+      std::apply([this](auto&... each) { (this->read(each), ...); }, fields(value));
     }
     return *this;
   }
@@ -100,7 +100,10 @@ class Unpacker {
   template <typename T>
   Unpacker& read(std::vector<T>& list) {
     list.clear();
-    for (std::size_t left = read_size(); left > 0 && x_ok; --left) read(list.emplace_back());
+    for (std::size_t left = read_size(); left > 0 && x_ok; --left) {
+      list.push_back(empty(static_cast<const T*>(nullptr)));
+      read(list.back());
+    }
     return *this;
   }
   template <typename K, typename V>
@@ -142,6 +145,15 @@ class Unpacker {
   bool done() const { return x_ok && x_at == x_bytes.size(); }
 
  private:
+  /// A value to read into. Clang does not make pairs of Json without their parts.
+  template <typename T>
+  static T empty(const T*) {
+    return T{};
+  }
+  template <typename A, typename B>
+  static std::pair<A, B> empty(const std::pair<A, B>*) {
+    return {A{}, B{}};
+  }
   bool has(std::size_t bytes) {
     x_ok = x_ok && bytes <= x_bytes.size() - x_at;
     return x_ok;
