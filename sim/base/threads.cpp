@@ -1,5 +1,7 @@
 #include "sim/base/threads.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -66,12 +68,12 @@ class Gate {
   std::atomic<State> x_state{State::kClosed};
 };
 
-/// Whether this thread does the work of `in_parallel`.
+/// Whether this thread is one of several that share the cores, or was asked to work alone.
 thread_local bool t_shares = false;
 
 class Sharing {
  public:
-  Sharing() : x_before(std::exchange(t_shares, true)) {}
+  explicit Sharing(bool shares) : x_before(std::exchange(t_shares, t_shares || shares)) {}
   ~Sharing() { t_shares = x_before; }
   Sharing(const Sharing&) = delete;
   Sharing& operator=(const Sharing&) = delete;
@@ -84,6 +86,15 @@ class Sharing {
 
 }  // namespace
 
+std::size_t own_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    return static_cast<std::size_t>(std::max(1, CPU_COUNT(&set)));
+  }
+  return std::max(1U, std::thread::hardware_concurrency());
+}
+
 Error reason_or_want(const char* reason) noexcept {
   static_assert(sizeof("out of memory") <= 16, "a std::string holds this text in itself");
   try {
@@ -95,13 +106,15 @@ Error reason_or_want(const char* reason) noexcept {
 
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work,
                  std::size_t threads) {
-  if (threads == 0) threads = t_shares ? 1 : std::max(1U, std::thread::hardware_concurrency());
+  const bool asked = threads > 0;
+  if (!asked) threads = t_shares ? 1 : own_cores();
+  const bool shares = asked || std::min(threads, count) > 1;
   std::atomic<std::size_t> next{0};
   FirstException first;
   const std::atomic<bool>* const stop = stop_flag();
   const auto take = [&] {
     const StopScope scope(stop);
-    const Sharing sharing;
+    const Sharing sharing(shares);
     try {
       for (std::size_t i = next++; i < count && !first.any(); i = next++) work(i);
     } catch (...) {
@@ -134,6 +147,7 @@ Status all_at_once(std::size_t count, const std::function<void(std::size_t)>& wo
       for (std::size_t i = 0; i < count; ++i) {
         threads.emplace_back([&, i] {
           if (!gate.pass()) return;
+          const Sharing sharing(true);
           try {
             work(i);
           } catch (...) {

@@ -30,8 +30,12 @@ auto or_want(const Work& work) -> decltype(work()) {
   }
 }
 
+/// Cores that this process may use: all of the machine, unless it is bound to some.
+std::size_t own_cores();
+
 /// Calls `work` with each of 0 to `count` - 1, on so many threads at once, this one among them; 0:
-/// as many as there are cores, or within the work of another `in_parallel` this one alone.
+/// as many as there are cores, or one where this thread shares the cores: in the work of another
+/// call on several threads, or on a number that was given, and in that of `all_at_once`.
 /// `stop_asked` answers on each as it does here. Where the system gives fewer threads, fewer do the
 /// work. An exception of `work` ends the others after what they are at, and is thrown here.
 void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work,

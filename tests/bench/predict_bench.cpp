@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "sim/base/json.h"
+#include "sim/base/threads.h"
 #include "tools/predict/predict.h"
 #include "tools/predict/run_file.h"
 
@@ -24,14 +25,17 @@ void predict_run(benchmark::State& state, const std::string& name,
   options.verify = false;
   options.sensitivity = sensitivity;
   std::int64_t operations = 0;
-  for (auto _ : state) {
-    const Result<Prediction> out = predict(run, options);
-    if (!out.ok()) {
-      state.SkipWithError(out.error().message.c_str());
-      return;
+  const auto on_one_core = [&](std::size_t) {
+    for (auto _ : state) {
+      const Result<Prediction> out = predict(run, options);
+      if (!out.ok()) {
+        state.SkipWithError(out.error().message.c_str());
+        return;
+      }
+      operations += out.value().operations;
     }
-    operations += out.value().operations;
-  }
+  };
+  in_parallel(1, on_one_core, 1);
   state.SetItemsProcessed(operations);
 }
 

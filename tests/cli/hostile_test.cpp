@@ -10,12 +10,15 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "sim/base/printable.h"
+#include "sim/base/threads.h"
 #include "tests/cli/run_command.h"
 #include "tests/support/sanitized.h"
+#include "tools/predict/predict.h"
 #include "tools/predict/run_file.h"
 
 namespace foretrain {
@@ -224,6 +227,36 @@ TEST(ThreadCounts, ChangeNothing) {
       command.back() = threads;
       EXPECT_EQ(place.run(command).out, one.out) << command[0] << " --threads " << threads;
     }
+  }
+}
+
+// Stages of a long step are written, laid out and walked at once, or one after the other where this
+// thread shares the cores.
+TEST(ThreadCounts, OfStagesChangeNothing) {
+  const Result<foretrain::Run> run = load_run(
+      "llama-3-8b-8-h100", {"parallel.pipeline=8", "parallel.tensor=1", "batch.global=256"});
+  ASSERT_TRUE(run.ok()) << run.error().message;
+  PredictOptions options;
+  options.whole = true;
+  options.sensitivity = false;
+  const Result<Prediction> at_once = predict(run.value(), options);
+  ASSERT_TRUE(at_once.ok()) << at_once.error().message;
+  std::optional<Result<Prediction>> alone;
+  in_parallel(
+      1, [&](std::size_t) { alone = predict(run.value(), options); }, 1);
+  ASSERT_TRUE(alone->ok()) << alone->error().message;
+  const Prediction& a = at_once.value();
+  const Prediction& b = alone->value();
+  EXPECT_EQ(a.iteration_time_s, b.iteration_time_s);
+  EXPECT_EQ(a.operations, b.operations);
+  EXPECT_EQ(a.simulated.events, b.simulated.events);
+  EXPECT_EQ(a.critical_rank, b.critical_rank);
+  EXPECT_EQ(a.memory.peak_gib, b.memory.peak_gib);
+  EXPECT_EQ(a.memory.reserved_gib, b.memory.reserved_gib);
+  EXPECT_EQ(a.memory.by_kind_gib, b.memory.by_kind_gib);
+  EXPECT_EQ(a.memory.peak_at, b.memory.peak_at);
+  for (std::size_t part = 0; part < a.breakdown.size(); ++part) {
+    EXPECT_EQ(a.breakdown[part].ps, b.breakdown[part].ps);
   }
 }
 

@@ -27,15 +27,26 @@ TEST(Threads, DoEveryPartOnce) {
 
 // Cores that are busy with parts of the work do not get parts of these parts as well.
 TEST(Threads, WithinAPartDoTheRestAlone) {
-  for (const std::size_t threads : {1U, 4U}) {
-    std::atomic<int> elsewhere{0};
-    const auto part = [&](std::size_t) {
-      const std::thread::id here = std::this_thread::get_id();
-      in_parallel(64, [&](std::size_t) { elsewhere += std::this_thread::get_id() != here; });
-    };
-    in_parallel(8, part, threads);
-    EXPECT_EQ(elsewhere, 0);
-  }
+  std::atomic<int> elsewhere{0};
+  const auto part = [&](std::size_t) {
+    const std::thread::id here = std::this_thread::get_id();
+    in_parallel(64, [&](std::size_t) { elsewhere += std::this_thread::get_id() != here; });
+  };
+  for (const std::size_t threads : {1U, 4U}) in_parallel(8, part, threads);
+  ASSERT_TRUE(all_at_once(2, part).ok());
+  EXPECT_EQ(elsewhere, 0);
+}
+
+// The only part of some work has the cores to itself.
+TEST(Threads, OfTheOnlyPartAreSeveral) {
+  if (own_cores() < 2) GTEST_SKIP() << "one core";
+  std::atomic<int> there{0};
+  const auto wait_for_another = [&](std::size_t) {
+    ++there;
+    while (there < 2) std::this_thread::yield();
+  };
+  in_parallel(1, [&](std::size_t) { in_parallel(2, wait_for_another); });
+  EXPECT_EQ(there, 2);
 }
 
 // An exception in a thread would end the process.

@@ -1,6 +1,7 @@
 // foretrain: predicts pre-training runs.
 #include <alloca.h>
 #include <malloc.h>
+#include <sys/resource.h>
 
 #include <cstddef>
 
@@ -19,9 +20,11 @@ namespace {
 }
 
 /// What one prediction gave back serves the next: the kernel need not take, clear and give it
-/// again.
+/// again. Not under a limit of address space, which others of this process need as well.
 void keep_memory() {
 #ifdef __GLIBC__
+  rlimit space{};
+  if (getrlimit(RLIMIT_AS, &space) != 0 || space.rlim_cur != RLIM_INFINITY) return;
   constexpr int kMappedApart = 32 << 20;  // the most that glibc takes
   constexpr int kKept = 256 << 20;
   mallopt(M_MMAP_THRESHOLD, kMappedApart);

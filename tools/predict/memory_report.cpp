@@ -301,22 +301,12 @@ void take_fuller(double used, double capacity, double& out, double& out_capacity
   out_capacity = capacity;
 }
 
-/// Most that a Program keeps there at once.
-double peak_gib_in(const Program& program, Memory memory) {
-  const auto there = [memory](const Buffer& buffer) { return buffer.memory == memory; };
-  const auto has_some = [&there](const FrameLayout& layout) {
-    return std::any_of(layout.buffers.begin(), layout.buffers.end(), there);
-  };
-  if (std::none_of(program.layouts.begin(), program.layouts.end(), has_some)) return 0;
-  return gib(memory_peak(program, memory).bytes);
-}
-
 /// Beside the devices: of the node whose ranks keep most of what it has, the mean.
 void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
   std::vector<double> on_host, in_storage;
   for (const Program& program : workload.programs) {
-    on_host.push_back(peak_gib_in(program, Memory::kHost));
-    in_storage.push_back(peak_gib_in(program, Memory::kStorage));
+    on_host.push_back(gib(memory_peak(program, Memory::kHost).bytes));
+    in_storage.push_back(gib(memory_peak(program, Memory::kStorage).bytes));
   }
   std::vector<const Cluster*> pools;
   for (const Cluster& pool : run.cluster.pools) pools.push_back(&pool);

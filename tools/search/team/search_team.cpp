@@ -1,10 +1,7 @@
 #include "tools/search/team/search_team.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <new>
-#include <thread>
 
 #include "executor/job_variables.h"
 #include "executor/launch.h"
@@ -23,15 +20,6 @@ constexpr std::size_t kMostThreads = 64;
 constexpr std::int64_t kLeaves = 0;
 
 }  // namespace
-
-std::size_t own_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    return static_cast<std::size_t>(std::max(1, CPU_COUNT(&set)));
-  }
-  return std::max(1U, std::thread::hardware_concurrency());
-}
 
 Result<std::unique_ptr<SearchTeam>> SearchTeam::join(std::size_t threads) {
   const std::int64_t ranks = launched_ranks();

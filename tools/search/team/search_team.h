@@ -13,9 +13,6 @@
 
 namespace foretrain {
 
-/// Cores that this process may run on.
-std::size_t own_cores();
-
 class SearchTeam {
  public:
   /// Joins the job that a launcher started this process in; null where none did. `threads`: that
