@@ -260,6 +260,11 @@ void reserve(StageMemory& memory, double others_gib, std::size_t p, MemoryReport
   out.reserved_gib = gib(use.reserved) + out.workspace_gib;
 }
 
+/// Every buffer has its place before the step: no allocator looks for one.
+bool is_planned(const Run& run) {
+  return run.cluster.scale_up == ScaleUp::kTorus || run.plan.memory.planned;
+}
+
 /// Of Program `p` where it has least memory.
 Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std::size_t p,
                                     const LibraryMemory& library, StageMemory& memory,
@@ -280,8 +285,7 @@ Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std
   out.allocated_gib = gib(peak.bytes) + out.workspace_gib;
   const double others = out.context_gib + out.workspace_gib + out.communication_gib;
   out.reserved_gib = out.allocated_gib;
-  const bool planned = torus || run.plan.memory.planned;
-  if (!planned) reserve(memory, others, p, out);
+  if (!is_planned(run)) reserve(memory, others, p, out);
   out.peak_gib = out.reserved_gib + out.communication_gib + out.context_gib;
   out.fits = out.peak_gib <= out.capacity_gib;
   return out;
@@ -355,18 +359,16 @@ Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
   }
   // Fragments and communicators differ between stages by less than this share of tensors.
   constexpr double kNear = 0.95;
-  const bool planned = run.cluster.scale_up == ScaleUp::kTorus || run.plan.memory.planned;
-  const double least = run.cluster.pools.empty() ? kNear * static_cast<double>(most) : 0;
-  if (!planned) memory.walk(static_cast<Bytes>(std::ceil(least)));
+  const double near = run.cluster.pools.empty() ? kNear * static_cast<double>(most) : 0;
+  const auto least = static_cast<Bytes>(std::ceil(near));
+  if (!is_planned(run)) memory.walk(least);
   std::optional<MemoryReport> out;
   Communicators communicators(run, workload, library.nccl);
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
   bool all_fit = true;
   bool known = true;
   for (std::size_t p = 0; p < workload.programs.size(); ++p) {
-    const bool near =
-        static_cast<double>(memory.peak(p).bytes) >= kNear * static_cast<double>(most);
-    if (!near && run.cluster.pools.empty()) continue;
+    if (memory.peak(p).bytes < least) continue;
     FT_ASSIGN(const MemoryReport one, report_program(run, step, p, library, memory, communicators));
     retries.insert(one.retries.begin(), one.retries.end());
     all_fit = all_fit && one.fits;
